@@ -101,7 +101,7 @@ def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[s
 def _problem(row: dict[str, Any], processor: Any, variables: dict[str, Any]) -> str | None:
     """Return why a row cannot be answered and scored, or None; a blend may allow rows that break their contract."""
     try:
-        problem = check_row(row, held_out=True)
+        problem = check_row(row)
         render_prompt(row, processor, **variables)
         prompt_for_reading(row)
     except Exception as error:

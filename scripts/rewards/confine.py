@@ -31,16 +31,11 @@ _LANDLOCK_READ_FILE, _LANDLOCK_READ_DIR = 1 << 2, 1 << 3
 _LANDLOCK_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many a version of it knows; 16 from the fifth on
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
-
-
 def unavailable() -> str | None:
     """Say why a process cannot be locked up on this machine, or None."""
-    if not sys.platform.startswith("linux"):
-        return f"untrusted code is confined by the Linux kernel, and this is {platform.system()}"
-    if platform.machine() not in ARCHITECTURES:
-        return f"untrusted code is confined on {' and '.join(ARCHITECTURES)}, and this is {platform.machine()}"
+    if platform.system() != "Linux" or platform.machine() not in ARCHITECTURES:
+        known, here = " and ".join(ARCHITECTURES), f"{platform.machine()} with {platform.system()}"
+        return f"untrusted code is confined by Linux on {known}, and this is {here}"
     try:
         _landlock_version()
     except OSError as error:
@@ -89,7 +84,8 @@ class Confinement:
         _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
         _call(_LANDLOCK_RESTRICT_SELF, self._ruleset, 0)
         _call(_CLOSE_RANGE, 4, 0xFFFFFFFF, 0)
-        program = _Program(len(self._filter) // 8, self._filter)
+        steps = ctypes.create_string_buffer(self._filter)
+        program = ctypes.create_string_buffer(struct.pack("@HP", len(self._filter) // 8, ctypes.addressof(steps)))
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 

@@ -7,14 +7,10 @@ reward. An error in the answer is the fault of the row or the response.
 import contextlib
 import json
 import os
-import random
-import re
 import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from math import isfinite
@@ -35,7 +31,7 @@ from scripts.rewards.verdict import VerifierError
 
 Row = dict[str, Any]
 START_SECONDS = 300.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+LONGEST_PAUSE = 60.0
 SHOWN, LINES = 400, 8
 GATEWAY_ERRORS = {502, 503, 504}
 RESPONSE = {
@@ -48,7 +44,6 @@ RESPONSE = {
     "tools": [],
 }
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
-_jitter = random.Random()  # training repeats the numbers of the shared one
 
 
 class GymUnavailable(CutOffError):
@@ -186,20 +181,17 @@ class RunningServer:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            lacks = re.search(r"ModuleNotFoundError: (.*)", self._last_words(100))
             raise UserError(
-                f"Gym's server {self._name} does not start: {lacks[1]}; install what {self._requirements} names beside "
-                f"nemo-gym into {self._process.args[0]}'s environment"
-                if lacks
-                else f"Gym's server {self._name} does not start:\n{self._last_words()}"
+                f"Gym's server {self._name} does not start:\n{self._last_words()}\nwhere a module is missing, install "
+                f"what {self._requirements} names beside nemo-gym into {self._process.args[0]}'s environment"
             )
         started = json.loads(line)
         self._has_sessions = started["has_sessions"]
         return f"http://127.0.0.1:{started['port']}"
 
-    def _last_words(self, lines: int = LINES) -> str:
+    def _last_words(self) -> str:
         self._log.seek(0)
-        return "\n".join(self._log.read().decode("utf-8", "replace").splitlines()[-lines:])
+        return "\n".join(self._log.read().decode("utf-8", "replace").splitlines()[-LINES:])
 
     @property
     def _http(self) -> httpx2.Client:
@@ -213,13 +205,9 @@ class RunningServer:
                 )
             return self._client
 
-    def wait(self) -> None:
-        """Return once the server answers; UserError or GymUnavailable otherwise."""
-        self._tried("the start", lambda http: http.get("/"))
-
     def verify(self, row: Row, response: str) -> float:
         """Return the reward of one response; VerifierError where the server fails."""
-        answer = self._tried("a response", partial(self._verify, row, response))
+        answer = self._tried(row, response)
         if answer.status_code != 200:
             raise VerifierError(
                 f"Gym's server {self._name} answers HTTP {answer.status_code}: {_says(answer)}; mend or remove the row"
@@ -229,7 +217,7 @@ class RunningServer:
             raise VerifierError(f"Gym's server {self._name} gives {reward!r} for a reward, which is no finite number")
         return float(reward)
 
-    def _verify(self, row: Row, response: str, http: httpx2.Client) -> httpx2.Response:
+    def _verify(self, http: httpx2.Client, row: Row, response: str) -> httpx2.Response:
         cookies = {}
         if self._has_sessions:
             seeded = http.post("/seed_session", json=row)
@@ -241,24 +229,24 @@ class RunningServer:
             "/verify", json=row | {"response": RESPONSE | {"output": output_items(response)}}, headers=cookies
         )
 
-    def _tried(self, what: str, ask: Callable[[httpx2.Client], httpx2.Response]) -> httpx2.Response:
+    def _tried(self, row: Row, response: str) -> httpx2.Response:
         """Return an answer; a lost connection to a server elsewhere is tried again."""
         http, tries = self._http, self._reach.max_retries + 1 if self._process is None else 1
         for number in range(tries):
             if self._outage is not None:
                 raise self._outage  # found by another request
             try:
-                answer = ask(http)
+                answer = self._verify(http, row, response)
                 if answer.status_code not in GATEWAY_ERRORS:
                     return answer
                 why = f"HTTP {answer.status_code}"
             except httpx2.TimeoutException:
-                why = f"no answer to {what} within {self._reach.timeout:g} s (gym_servers.{self._name}.timeout)"
+                why = f"no answer to a response within {self._reach.timeout:g} s (gym_servers.{self._name}.timeout)"
                 break
             except httpx2.TransportError as error:
                 why = f"{type(error).__name__} {error}".strip()
             if number < tries - 1:
-                time.sleep(min(FIRST_PAUSE * 2**number * _jitter.uniform(0.5, 1), LONGEST_PAUSE))
+                time.sleep(min(2**number, LONGEST_PAUSE))
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 why = f"it ended with status {self._process.wait(1)}; its last words:\n{self._last_words()}"

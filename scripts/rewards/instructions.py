@@ -28,12 +28,8 @@ def _times(word: str, text: str) -> int:
     return len(re.findall(re.escape(word.strip()), text, re.IGNORECASE))
 
 
-def _same(text: str, wanted: str) -> bool:
-    return text.strip().lower() == wanted.strip().lower()
-
-
-def _bare(word: str) -> str:
-    return re.sub(r"[^\w\s]", "", word).lower()
+def _same(response: str, prompt_to_repeat: str) -> bool:
+    return response.strip().lower() == prompt_to_repeat.strip().lower()
 
 
 def _keyword_frequency(response: str, keyword: str, frequency: int, relation: str) -> bool:
@@ -70,8 +66,9 @@ def _in_language(response: str, wanted: str) -> bool:
     return language(response) in (wanted, None)
 
 
-def _paragraphs(parts: list[str]) -> int | None:
-    """Count the parts that are not blank; None when a blank part stands between two parts."""
+def _paragraphs(response: str, mark: str) -> int | None:
+    """Count the parts between marks that are not blank; None when a blank part stands between two parts."""
+    parts = response.split(mark)
     if any(not part.strip() for part in parts[1:-1]):
         return None
     return sum(bool(part.strip()) for part in parts)
@@ -87,14 +84,8 @@ def _nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph:
 
 
 def _placeholders(response: str, num_placeholders: int) -> bool:
-    count = 0
-    for line in response.split("\n"):
-        _, opened, rest = line.partition("[")
-        while opened:
-            _, closed, rest = rest.partition("]")
-            count += bool(closed)
-            _, opened, rest = rest.partition("[")
-    return count >= num_placeholders
+    closed = (part for line in response.split("\n") for part in line.split("]")[:-1])
+    return sum("[" in part for part in closed) >= num_placeholders
 
 
 def _postscript(response: str, postscript_marker: str) -> bool:
@@ -104,8 +95,7 @@ def _postscript(response: str, postscript_marker: str) -> bool:
 
 
 def _bullets(response: str, num_bullets: int) -> bool:
-    lines = [line.lstrip() for line in response.split("\n")]
-    return sum(line.startswith("-") or (line.startswith("*") and line[1:2] != "*") for line in lines) == num_bullets
+    return len(re.findall(r"^[^\S\n]*(?:-|\*(?!\*))", response, re.MULTILINE)) == num_bullets
 
 
 def _highlights(response: str, num_highlights: int) -> bool:
@@ -145,9 +135,8 @@ def _bigrams(response: str) -> bool:
 
 
 def _two_responses(response: str) -> bool:
-    parts = response.split("******")
-    filled = [part.strip() for part in parts if part.strip()]
-    return _paragraphs(parts) == 2 and filled[0] != filled[1]
+    filled = [part.strip() for part in response.split("******") if part.strip()]
+    return _paragraphs(response, "******") == 2 and filled[0] != filled[1]
 
 
 def _quotation(response: str) -> bool:
@@ -174,29 +163,23 @@ def _between(start: str, end: str, line: str) -> list[str]:
     return found
 
 
-def _copy(response: str, prompt_to_repeat: str) -> bool:
-    return _same(response, prompt_to_repeat)
-
-
 def _copy_times(response: str, prompt_to_repeat: str, N: int) -> bool:
     parts = response.split("******")
     return len(parts) == N and all(_same(part, prompt_to_repeat) for part in parts)
 
 
 def _first_word(response: str, first_word: str) -> bool:
-    words = response.split()
-    return bool(words) and _same(words[0], first_word)
+    return bool(response.strip()) and _same(response.split(maxsplit=1)[0], first_word)
 
 
 def _last_word(response: str, last_word: str) -> bool:
-    words = response.split()
-    return bool(words) and _same(_bare(words[-1]), last_word)
+    return bool(response.strip()) and _same(re.sub(r"[^\w\s]", "", response.rsplit(maxsplit=1)[-1]), last_word)
 
 
 def _counting_composition(response: str, n_sent: int, n_words: int) -> bool:
     """Check for three paragraphs of `n_sent` sentences of `n_words` tokens."""
     parts = [part for part in response.split("***") if part.strip()]
-    if _paragraphs(response.split("***")) != 3:
+    if _paragraphs(response, "***") != 3:
         return False
     sentences = [split_sentences(part.strip()) for part in parts]
     return all(len(part) == n_sent and all(len(tokens(sentence)) == n_words for sentence in part) for part in sentences)
@@ -214,7 +197,7 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
         count_sentences(response), relation, num_sentences
     ),
     "length_constraints:number_paragraphs": lambda response, num_paragraphs: (
-        _paragraphs(response.split("***")) == num_paragraphs
+        _paragraphs(response, "***") == num_paragraphs
     ),
     "length_constraints:number_words": lambda response, num_words, relation: _compare(
         len(re.findall(r"\w+", response)), relation, num_words
@@ -246,8 +229,8 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
     "punctuation:no_comma": lambda response: "," not in response,
     # The sequels'.
     "copy:repeat_phrase": _repeat_phrase,
-    "copy:copy": _copy,
-    "copy:copying_simple": _copy,
+    "copy:copy": _same,
+    "copy:copying_simple": _same,
     "copy:copying_multiple": _copy_times,
     "new:copy_span_idx": lambda response, prompt_to_repeat, n_start, n_end: _same(
         response, prompt_to_repeat[n_start:n_end]
@@ -264,14 +247,14 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
     "keywords:palindrome": lambda response: any(word == word[::-1] for word in response.split()),
     "keywords:keyword_specific_position": _keyword_position,
     "keywords:start_end": _same_ends,
-    "paragraphs:paragraphs": lambda response: _paragraphs(response.split("***")) == 2,
-    "paragraphs:paragraphs2": lambda response: _paragraphs(response.split("\n\n")) == 2,
+    "paragraphs:paragraphs": lambda response: _paragraphs(response, "***") == 2,
+    "paragraphs:paragraphs2": lambda response: _paragraphs(response, "\n\n") == 2,
     "first_word:first_word_sent": lambda response, first_word: all(
-        bool(piece) and _same(piece.split(maxsplit=1)[0], first_word) for piece in split_sentences(response)
+        _first_word(piece, first_word) for piece in split_sentences(response)
     ),
     "first_word:first_word_answer": _first_word,
     "last_word:last_word_sent": lambda response, last_word: all(
-        bool(piece) and _same(_bare(piece.rsplit(maxsplit=1)[-1]), last_word) for piece in split_sentences(response)
+        _last_word(piece, last_word) for piece in split_sentences(response)
     ),
     "last_word:last_word_answer": _last_word,
     "punctuation:punctuation_dot": lambda response: "." not in response,

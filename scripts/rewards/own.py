@@ -12,6 +12,7 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -23,11 +24,12 @@ from typing import Any
 
 from scripts.errors import UserError, shortened
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import VerifierError
 from scripts.rows.messages import last_question
 
 Row = dict[str, Any]
-FUNCTIONS = {"verify": ("row", "response"), "compare": ("row", "responses"), "check": ("row",), "good_answer": ("row",)}
+FUNCTIONS = ("verify", "compare", "check", "good_answer")
 SHOWN = 60
 
 
@@ -41,7 +43,6 @@ class OwnEnvironment:
         kind = self._class_of(module)
         self.reads_response = not hasattr(kind, "get_reward")
         self._functions = self._functions_of(module)
-        self.compares = "compare" in self._functions
         self.environment_factory = self._factory_of(kind) if kind else None
 
     def verify(self, row: Row, response: str) -> float:
@@ -71,13 +72,16 @@ class OwnEnvironment:
             raise self._error("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
         return values
 
-    def check(self, row: Row) -> str | None:
-        """Say why the row cannot be rewarded, or None."""
-        return self._text("check", row)
-
-    def answer(self, row: Row) -> str | None:
-        """Return an answer worth the full reward, if the file gives any."""
-        return self._text("good_answer", row)
+    def spec(self) -> EnvironmentSpec:
+        """Describe the environment."""
+        return EnvironmentSpec(
+            verify=self.verify,
+            compare=self.compare if "compare" in self._functions else None,
+            check=partial(self._text, "check"),
+            answer=partial(self._text, "good_answer"),
+            environment_factory=self.environment_factory,
+            reads_response=self.reads_response,
+        )
 
     def _load(self, expected: str | None) -> ModuleType:
         try:
@@ -104,11 +108,6 @@ class OwnEnvironment:
             raise self._refusal("defines no function verify(row, response), nor a class with reset() and get_reward()")
         if not self.reads_response and (twice := functions.keys() & {"verify", "compare"}):
             raise self._refusal(f"rewards by get_reward() and by {min(twice)}(); drop one")
-        for name, function in functions.items():
-            try:
-                inspect.signature(function).bind(*FUNCTIONS[name])
-            except TypeError as error:
-                raise self._refusal(f"{name} must take ({', '.join(FUNCTIONS[name])}): {error}") from None
         return functions
 
     def _class_of(self, module: ModuleType) -> type | None:

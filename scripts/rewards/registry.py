@@ -40,15 +40,7 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
     UserError for an unusable file, or a SHA-256 unlike the expected hash.
     """
     for name, path in own_environments.items():
-        own = OwnEnvironment(name, path, (expected or {}).get(name))
-        SPECS[name] = EnvironmentSpec(
-            verify=own.verify,
-            compare=own.compare if own.compares else None,
-            check=own.check,
-            answer=own.answer,
-            environment_factory=own.environment_factory,
-            reads_response=own.reads_response,
-        )
+        SPECS[name] = OwnEnvironment(name, path, (expected or {}).get(name)).spec()
 
 
 def register_gym(gym: Gym, servers: dict[str, GymServer], python: str) -> list[RunningServer]:
@@ -83,18 +75,20 @@ def contract_of(name: str) -> type[PromptRow] | None:
     return SPECS[name].row if name in SPECS else kinds.contract_of(name)
 
 
-def check_row(row: Row, held_out: bool = False, by_gym: Collection[str] = ()) -> str | None:
+def check_row(row: Row, by_gym: Collection[str] = ()) -> str | None:
     """Say why a row cannot be rewarded here, although the contract is obeyed, or None.
 
-    The evaluation's servers score `held_out` rows; Gym's servers reward the rows of the agents in `by_gym`.
+    Gym's servers reward the rows of the agents in `by_gym`.
     """
     name = row["agent_ref"]["name"]
     if name in by_gym:
         return None
     spec = spec_of(row)
     if spec.verify is None:
-        where = "evaluation.gym.servers" if held_out else "gym.servers"
-        return f"environment {name!r} has no verifier here: name its NeMo-Gym server ({where})"
+        return (
+            f"environment {name!r} has no verifier here: name its NeMo-Gym server (gym.servers; for held-out rows "
+            "evaluation.gym.servers)"
+        )
     return spec.check(row)
 
 

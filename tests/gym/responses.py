@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from scripts.recipe.environment import Environment
 from tests.gym import deeds
-from tests.gym.deeds import call, named
+from tests.gym.deeds import named
 from tests.gym.rows import TOOL_USE, VALUE, Row
 
 
@@ -112,13 +112,11 @@ def _mcqa(row: Row) -> dict[str, str]:
 
 
 def _structured_outputs(row: Row) -> dict[str, str]:
-    texts = {f"arguments {json.dumps(value)}"[:80]: call("find", value) for value in (VALUE, {"result": VALUE}, {})}
-    texts["another tool"], texts["two calls"] = call("open", VALUE), call("find", VALUE) * 2
     changed = [VALUE | more for more in ({"count": 2.0}, {"count": 0}, {"count": True}, {"count": "2"}, {"more": 1})]
     changed += [VALUE | more for more in ({"name": "a"}, {"name": None}, {"tags": []}, {"tags": [1]}, {"tags": "x"})]
     changed += [VALUE | more for more in ({"inner": {}}, {"inner": {"when": "soon"}}, {"share": 1}, {"open": 1})]
     values = [VALUE, *changed, [VALUE], {}, [], None, {key: VALUE[key] for key in ("name", "count")}]
-    texts |= {f"JSON {json.dumps(value)}": json.dumps(value) for value in values}
+    texts = {f"JSON {json.dumps(value)}": json.dumps(value) for value in values}
     good = json.dumps(VALUE)
     around = ["```json\n%s\n```", "Here: %s", "%s done", "\ufeff%s", "<think>so</think>%s", " \n%s\n ", "[%s]", "%s%s"]
     around += ["// it\n%s", "---\n%s", "%s\n---\n%s"]

@@ -98,11 +98,6 @@ def _more_rows() -> list[Row]:
         _row(Environment.STRUCTURED_OUTPUTS, schema_type="json", schema_str=json.dumps(schema))
         for schema in (SCHEMA, TABLE)
     ]
-    called = {"response_mode": "tool_call", "schema_str": json.dumps(SCHEMA), "schema_type": "json"}
-    made += [
-        _row(Environment.STRUCTURED_OUTPUTS, "Call.", TOOLS, **called, **more)
-        for more in ({}, {"tool_name": "find"}, {"tool_name": "find", "tool_payload_key": "result"})
-    ]
     for name in TOOL_USE:
         expected = [
             {"type": "message", "content": "Hello."},

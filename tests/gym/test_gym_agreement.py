@@ -94,10 +94,6 @@ OLDER = [
         "several patterns are an error before 0.4.0",
         lambda it: of(it, Environment.MCQA) and '"output_regex": [' in json.dumps(it.row),
     ),
-    Explained(
-        "the arguments of a call are read since 0.4.0",
-        lambda it: of(it, Environment.STRUCTURED_OUTPUTS) and it.row.get("response_mode") == "tool_call",
-    ),
 ]
 NEWER = [
     Explained(

@@ -172,7 +172,7 @@ def own_server(monkeypatch):
     monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     (server,) = register_gym(of("mcqa"), {"mcqa": GymServer(timeout=0.5, max_concurrency=2)}, PYTHON)
-    server.wait()
+    server._http.get("/")
     yield server
     server.close()
 
@@ -182,7 +182,6 @@ def test_an_outage_is_no_reward(own_server):
     """One server is reached by its address, hangs, and is gone."""
     reach = GymServer(base_url=str(own_server._http.base_url), max_retries=1)
     elsewhere = RunningServer("mcqa", of("mcqa"), reach, "no/python")
-    elsewhere.wait()
     assert elsewhere.verify(MCQA, "none") == 0
     environment = Path(f"/proc/{own_server._process.pid}/environ").read_bytes()
     assert b"PATH=" in environment and b"hf_secret" not in environment

@@ -305,8 +305,6 @@ IN_PROCESS: dict[str, Row] = {
     "structured, json": structured(_NUMBER),
     "structured, a choice": structured(json.dumps({"anyOf": [{"enum": ["zebra"]}, {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}]})
     ),
-    "structured, a call": structured(_NUMBER, response_mode="tool_call"),
-    "structured, a payload": structured(_NUMBER, response_mode="tool_call", tool_payload_key="a"),
 }  # fmt: skip
 IN_LANGUAGE = prompt(
     Environment.INSTRUCTION_FOLLOWING,

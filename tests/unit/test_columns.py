@@ -148,7 +148,7 @@ CONSTRAINTS = [
 
 
 def test_every_constraint_of_tulu_3_is_paid_where_it_is_obeyed():
-    environment = OwnEnvironment("tulu3_constraints", ROOT / "config/environments/tulu3_constraints.py")
+    environment = OwnEnvironment("tulu3_constraints", ROOT / "config/environments/tulu3_constraints.py").spec()
     for constraint, obeys, breaks in CONSTRAINTS:
         row = {"responses_create_params": {"input": "q"}, "constraint": constraint | {"letters": None}}
         assert environment.check(row) is None

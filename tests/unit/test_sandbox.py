@@ -248,7 +248,7 @@ def test_arguments_that_are_no_json_are_a_lost_call(sandbox, argument):
 
 def test_a_machine_without_the_means_is_told(monkeypatch):
     monkeypatch.setattr(confine.platform, "machine", lambda: "riscv64")
-    assert "x86_64 and aarch64, and this is riscv64" in confine.unavailable()
+    assert "by Linux on x86_64 and aarch64, and this is riscv64" in confine.unavailable()
     with pytest.raises(UserError, match="riscv64"):
         Sandbox(RUN).call("print(1)")
 

@@ -109,7 +109,7 @@ class Trl(Backend):
         checks = [partial(check_row, by_gym=agents_of(settings.gym, python))]
         problems += _unrewarded(stage.train_split, allow, checks)
         if settings.blend in stage.recipe.evaluation_blends():
-            checks.append(partial(check_row, by_gym=agents_of(evaluation.gym, python), held_out=True))
+            checks.append(partial(check_row, by_gym=agents_of(evaluation.gym, python)))
         problems += _unrewarded(stage.validation_split, allow, checks)
         if settings.gym and not problems:
             for server in register_gym(settings.gym, settings.gym_servers, python):

@@ -29,7 +29,7 @@ def verify(row: dict[str, Any], response: str) -> float:
     - lenient_answer_colon: after the first "Answer:", nothing but a letter or an option's text.
     """
     options, text, chosen = _options(row), response.strip(), None
-    for pattern in _patterns(row):
+    for pattern in _patterns((row.get("template_metadata") or {}).get("output_regex")):
         chosen = chosen or _by_pattern(pattern, text, options)
     chosen = chosen or _MODES[row.get("grading_mode", _STRICT)](text, options)
     return float(chosen is not None and chosen == row["expected_answer"].strip().upper())
@@ -40,9 +40,8 @@ def _options(row: dict[str, Any]) -> Options:
     return {key.upper(): text for key, text in named if len(key) == 1 and key.isalpha() and text is not None}
 
 
-def _patterns(row: dict[str, Any]) -> list[str]:
-    patterns = (row.get("template_metadata") or {}).get("output_regex") or []
-    return [patterns] if isinstance(patterns, str) else patterns
+def _patterns(given: str | list[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) and given else given or []
 
 
 def _by_pattern(pattern: str, text: str, options: Options) -> str | None:
@@ -104,18 +103,6 @@ class Template(Struct):
 
     output_regex: str | list[str] = []
 
-    def groups(self) -> list[int]:
-        """Count groups by expression; refuse an invalid expression, which Gym takes for no answer."""
-        patterns = [self.output_regex] if isinstance(self.output_regex, str) else self.output_regex
-        try:
-            return [re.compile(pattern).groups for pattern in patterns]
-        except (re.error, OverflowError, RecursionError) as error:
-            raise broken("output_regex", f"does not compile ({error})") from None
-
-    def __post_init__(self) -> None:
-        """Refuse invalid expressions."""
-        self.groups()
-
 
 class McqaRow(PromptRow, kw_only=True):
     """mcqa: a letter among options is right."""
@@ -129,12 +116,15 @@ class McqaRow(PromptRow, kw_only=True):
 
     def check_fields(self) -> None:
         """Refuse an expected letter without an option; a row with a regular expression needs no options."""
-        groups = self.template_metadata.groups() if self.template_metadata else []
+        patterns = _patterns(self.template_metadata.output_regex) if self.template_metadata else []
+        try:
+            groups = [re.compile(pattern).groups for pattern in patterns]
+        except (re.error, OverflowError, RecursionError) as error:
+            raise broken("template_metadata.output_regex", f"does not compile ({error})") from None
         if any(count > 1 for count in groups):
             raise broken("template_metadata.output_regex", "captures more than one group; Gym reads one")
-        options = [pair for option in self.options or () for pair in option.items()]
-        letters = {letter.upper() for letter, text in options if text is not None and len(letter) == 1}
-        if not letters and not groups:
+        letters = _options({"options": self.options})
+        if not letters and not patterns:
             raise broken("options", "has no letter with a text, so no answer can be right")
         if letters and self.expected_answer.strip().upper() not in letters:
             known = ", ".join(sorted(letters))
@@ -143,7 +133,7 @@ class McqaRow(PromptRow, kw_only=True):
 
 def answer(row: dict[str, Any]) -> str | None:
     """Write the expected letter in the place of the row's mode; None for a row with a regular expression."""
-    if _patterns(row):
+    if _patterns((row.get("template_metadata") or {}).get("output_regex")):
         return None
     letter = row["expected_answer"].strip().upper()
     return f"Answer: {letter}" if row.get("grading_mode") == "lenient_answer_colon" else rf"\boxed{{{letter}}}"

@@ -1,4 +1,4 @@
-"""structured_outputs: the response is JSON that obeys the row's schema; Gym verifies the other formats."""
+"""structured_outputs: the response is JSON that obeys the row's schema; Gym verifies other formats and calls."""
 
 import json
 from functools import lru_cache
@@ -7,12 +7,11 @@ from typing import Any, Literal
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 from jsonschema_specifications import REGISTRY
-from msgspec import Struct
+from msgspec import Struct, defstruct
 from referencing.exceptions import Unresolvable
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.response import parse_calls
 from scripts.rewards.sandbox import sandbox
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import value_of
@@ -25,38 +24,25 @@ _SLOW = ("attern", "uniqueItems", "contains", "$ref")  # by these a schema can k
 def verify(row: dict[str, Any], response: str) -> float:
     """Return 1.0 if the whole response is JSON that validates against ``schema_str``, else 0.0.
 
-    With ``response_mode: tool_call`` the value is the arguments of the response's only call (of ``tool_name``, where
-    the row names a tool), or the ``tool_payload_key`` of the arguments. The schema (JSON Schema 2020-12) is made strict
-    first: every declared property of an object is required, and no further property allowed.
+    The schema (JSON Schema 2020-12) is made strict first: every declared property of an object is required, and no
+    further property allowed.
     """
     schema = row["schema_str"]
     if not response.strip():
         return 0.0
-    if _is_call(row):
-        calls = parse_calls(response)
-        if len(calls) != 1 or row.get("tool_name") not in (None, "", calls[0].name):
-            return 0.0
-        key = row.get("tool_payload_key")
-        if key and key not in calls[0].arguments:
-            return 0.0
-        response = json.dumps(calls[0].arguments[key] if key else calls[0].arguments)
     if not _may_be_slow(schema):
         return obeys(schema, response)
     confined = sandbox("scripts.rewards.environments.structured_outputs:obeys")
     return value_of(confined.call(schema, response, seconds=SECONDS))
 
 
-def _is_call(row: dict[str, Any]) -> bool:
-    return row.get("response_mode") == "tool_call"
-
-
 def check(row: dict[str, Any]) -> str | None:
     """Say why the row's format or schema cannot be used here, or None."""
-    kind = row.get("schema_type", "json")
-    if kind != "json" and not _is_call(row):
-        return (
-            f"schema_type {kind!r} has no verifier here: name the NeMo-Gym server of structured_outputs (gym.servers)"
-        )
+    for field, known in (("schema_type", "json"), ("response_mode", "text")):
+        if row.get(field) not in (None, known):
+            return (
+                f"{field} {row[field]!r} has no verifier here: name NeMo-Gym's server structured_outputs (gym.servers)"
+            )
     try:
         _validator(row["schema_str"])
     except SchemaError as error:
@@ -107,32 +93,21 @@ class Schema(Struct):
     allOf: "list[Schema | bool]" = []
 
 
-class StructuredOutputsRow(PromptRow, kw_only=True):
+# Fields without effect on the reward; Gym refuses other types.
+_TEXTS = """tool_name tool_payload_key problem_type schema_repr source_format source_record_id source_schema_type
+    tool_schema_mode tool_choice instruction_layout instruction_detail_level system_instruction_style tool_name_style
+    distractor_style tool_union_mode"""
+_NOTES = dict.fromkeys(_TEXTS.split(), str) | dict.fromkeys(["num_turns", "num_tools", "num_distractors"], int)
+_NOTES |= dict.fromkeys(["has_distractors", "parallel_tool_calls"], bool)
+_FIELDS = [(name, kind | None, None) for name, kind in _NOTES.items()]
+
+
+class StructuredOutputsRow(defstruct("_Noted", _FIELDS, bases=(PromptRow,), kw_only=True), kw_only=True):
     """structured_outputs: the answer, or the arguments of a call, obey a schema."""
 
     schema_str: str
     schema_type: Literal["json", "yaml", "xml", "toml", "csv"]
     response_mode: str | None = "text"
-    tool_name: str | None = None
-    tool_payload_key: str | None = None
-    problem_type: str | None = None
-    num_turns: int | None = None
-    num_tools: int | None = None
-    num_distractors: int | None = None
-    has_distractors: bool | None = None
-    schema_repr: str | None = None
-    source_format: str | None = None
-    source_record_id: str | None = None
-    source_schema_type: str | None = None
-    tool_schema_mode: str | None = None
-    tool_choice: str | None = None
-    parallel_tool_calls: bool | None = None
-    instruction_layout: str | None = None
-    instruction_detail_level: str | None = None
-    system_instruction_style: str | None = None
-    tool_name_style: str | None = None
-    distractor_style: str | None = None
-    tool_union_mode: str | None = None
 
     def check_fields(self) -> None:
         """Refuse a text that is no schema, and a tool that is not offered."""
