@@ -99,9 +99,8 @@ def _bullets(response: str, num_bullets: int) -> bool:
 
 
 def _highlights(response: str, num_highlights: int) -> bool:
-    single = [text for text in re.findall(r"\*[^\n*]*\*", response) if text.strip("*").strip()]
-    double = [text for text in re.findall(r"\*\*[^\n*]*\*\*", response) if text.strip("*").strip()]
-    return len(single) + len(double) >= num_highlights
+    marked = re.findall(r"\*[^\n*]*\*", response) + re.findall(r"\*\*[^\n*]*\*\*", response)
+    return sum(bool(text.strip("*").strip()) for text in marked) >= num_highlights
 
 
 def _json_format(response: str) -> bool:

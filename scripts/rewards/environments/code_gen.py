@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.confine import unavailable
-from scripts.rewards.sandbox import MEBIBYTE, Outcome, sandbox
+from scripts.rewards.sandbox import MEBIBYTE, sandbox
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import NotJudged
 from scripts.rows.request import PromptRow, broken, parse
@@ -76,10 +76,9 @@ def verify(row: dict[str, Any], response: str) -> float:
     if not code or "<think>" in response or "</think>" in response:
         return 0.0
     tests = row["verifier_metadata"]["unit_tests"]
-    passes = _function_passes if tests.get("fn_name") else _program_passes
     return float(
         all(
-            passes(code, tests.get("fn_name"), given, expected)
+            _passes(code, tests.get("fn_name"), given, expected)
             for given, expected in zip(tests["inputs"], tests["outputs"], strict=True)
         )
     )
@@ -92,24 +91,18 @@ def last_code_block(response: str) -> str:
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
 
 
-def _program_passes(code: str, _: None, given: str, expected: str) -> bool:
-    outcome = _call("run_program", code, stdin=given, expected=expected)
-    return outcome.ended == "returned" and same_output(outcome.output, expected)
-
-
-def _function_passes(code: str, name: str, given: str, expected: str) -> bool:
-    arguments = [json.loads(line) for line in given.split("\n")]
-    outcome = _call("call_function", code, name, arguments, expected=expected)
-    return outcome.ended == "returned" and same_value(outcome.value, json.loads(expected))
-
-
-def _call(function: str, *arguments: Any, expected: str, stdin: str = "") -> Outcome:
-    size = MEBIBYTE + 8 * len(expected.encode())  # white space and digits may be more than is expected
+def _passes(code: str, name: str | None, given: str, expected: str) -> bool:
+    function, arguments = "run_program", [code]
+    if name:
+        function, arguments = "call_function", [code, name, [json.loads(line) for line in given.split("\n")]]
     confined = sandbox(f"scripts.rewards.environments.code_gen:{function}", *_STARRED)
-    outcome = confined.call(*arguments, stdin=stdin, seconds=SECONDS, size=size)
+    size = MEBIBYTE + 8 * len(expected.encode())  # white space and digits may be more than is expected
+    outcome = confined.call(*arguments, stdin="" if name else given, seconds=SECONDS, size=size)
     if outcome.ended == "lost":
         raise NotJudged(f"lost: {outcome.error}")
-    return outcome
+    if outcome.ended != "returned":
+        return False
+    return same_value(outcome.value, json.loads(expected)) if name else same_output(outcome.output, expected)
 
 
 def same_output(output: str, expected: str) -> bool:
