@@ -118,6 +118,7 @@ def test_instructions_are_all_or_nothing_unless_a_fraction_is_asked_for():
     [
         (["made:up"], [None], "has no verifier"),
         (["keywords:existence"], [{}], "keywords:existence"),
+        (["language:response_language"], [{"language": "xx"}], "'xx' is none of"),
         (["length_constraints:number_words"], [{"num_words": 1, "relation": "about"}], "neither"),
     ],
 )

@@ -201,13 +201,19 @@ def test_several_threads_are_served_at_once():
     assert sandbox._idle.qsize() == cores()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_that_dies_or_stops_loses_a_call_and_no_more(monkeypatch, number):
-    monkeypatch.setattr(sandbox_module, "_GRACE_SECONDS", 0.5)
+def served():
+    """A sandbox that has answered a call, and the server that did."""
     sandbox = Sandbox(RUN)
     sandbox.call("print(1)")
     server = sandbox._idle.get()
     sandbox._idle.put(server)
+    return sandbox, server
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_stops_loses_a_call_and_no_more(monkeypatch, number):
+    monkeypatch.setattr(sandbox_module, "_GRACE_SECONDS", 0.5)
+    sandbox, server = served()
     thread = threading.Timer(0.2, server._process.send_signal, (number,))
     thread.start()
     started = time.monotonic()
@@ -217,20 +223,14 @@ def test_a_server_that_dies_or_stops_loses_a_call_and_no_more(monkeypatch, numbe
 
 
 def test_a_server_that_has_died_since_is_replaced():
-    sandbox = Sandbox(RUN)
-    sandbox.call("print(1)")
-    server = sandbox._idle.get()
-    sandbox._idle.put(server)
+    sandbox, server = served()
     server._process.kill()
     server._process.wait()
     assert sandbox.call("print(2)").output == "2\n"
 
 
 def test_what_asks_a_training_to_stop_leaves_it_its_servers():
-    sandbox = Sandbox(RUN)
-    sandbox.call("print(1)")
-    server = sandbox._idle.get()
-    sandbox._idle.put(server)
+    sandbox, server = served()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         server._process.send_signal(number)
     assert sandbox.call("print(2)").output == "2\n"
