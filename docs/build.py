@@ -23,7 +23,6 @@ SETTINGS = {
     "recipe": "Keys of a recipe: `config/recipes/*.yaml`",
     "site": "Keys of a site: `config/sites/*.yaml`",
     "config": "Keys of `config/config.yaml`, and of `--config`",
-    "images": "Keys of `config/images.yaml`",
 }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.images import Images
 from scripts.errors import run_program
 from scripts.files import write_text
 from scripts.recipe.config import Config
@@ -17,7 +16,7 @@ from scripts.recipe.recipe import ALGORITHMS, STAGES, Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 
-MODELS = {"recipe": Recipe, "site": Site, "config": Config, "images": Images}
+MODELS = {"recipe": Recipe, "site": Site, "config": Config}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wandb": ("controller", "wandb")}
 
 

@@ -277,7 +277,6 @@ def test_the_shipped_files_obey_their_schemas():
         ("recipe", OMNI),
         ("site", ROOT / "config/sites/laptop.yaml"),
         ("config", ROOT / "config/config.yaml"),
-        ("images", ROOT / "config/images.yaml"),
     ):
         Draft202012Validator(json.loads(schema_text(name))).validate(yaml.safe_load(path.read_text()))
 

@@ -1,6 +1,6 @@
-"""Verify the .sqsh files of config/images.yaml, and list the task images of SWE agents.
+"""Verify .sqsh files of container images, and list the task images of SWE agents.
 
-docs/images.md has the commands that build, import and pull images.
+docs/images.md has the images and the commands that build, import and pull.
 """
 
 import argparse
@@ -10,73 +10,22 @@ import struct
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from pydantic import Field, StringConstraints
-
-from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError, run_program
 from scripts.files import read_json, sha256_file, write_json
-from scripts.recipe.strict import Name, Strict, nearest
-from scripts.recipe.yaml_file import read_yaml
 from scripts.rows.jsonl import environment_of, read_rows
 
-CONFIG = Path("config/images.yaml")
-HOST = r"[a-z0-9-]+(?:\.[a-z0-9-]+)+(?::[0-9]+)?/"
-REFERENCE = rf"^({HOST})?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*:[A-Za-z0-9_][\w.-]*(?:@sha256:[0-9a-f]{{64}})?$"
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
 AGENTS = ("swe_agents_train", "swe_agents_val")
 INSTANCE = re.compile(r"[A-Za-z0-9_.-]+__[A-Za-z0-9_.-]+-[A-Za-z0-9_.]+")
 
 
-class Image(Strict):
-    """One image; its name is that of its .sqsh file."""
-
-    gone: ClassVar[dict[str, str]] = {
-        "source": "say `reference`; docs/images.md has the command that builds the image",
-        "cost": "leave it out; docs/images.md says sizes and times",
-    }
-
-    purpose: str
-    releases: list[str] = Field([], description="NeMo-RL releases and branches that use it.")
-    reference: Annotated[str, StringConstraints(pattern=REFERENCE)] = Field(
-        description="host/name:tag in a registry, or name:tag with the Docker of the machine that built the image."
-    )
-
-
-class Images(Strict):
-    """Every image by name."""
-
-    gone: ClassVar[dict[str, str]] = {"registry": "push a built image by docker, and write the host into its reference"}
-
-    images: dict[Name, Image] = Field(min_length=1)
-
-
-def load_images(path: Path = CONFIG) -> dict[str, Image]:
-    """Read the images of a YAML file; UserError with file, line and key for a mistake."""
-    file = read_yaml(path)
-    images = file.validate(Images).images
-    for name, image in images.items():
-        for release in image.releases:
-            if release not in load_releases():
-                at = file.key("images", name, "releases")
-                raise UserError(f"{at}: envs/nemo-rl.yaml has no release {release}{nearest(release, load_releases())}")
-    return images
-
-
-def enroot_uri(reference: str) -> str:
-    """Return enroot's name of an image: a # after the host, Docker Hub without one, dockerd:// for local Docker."""
-    if not re.match(HOST, reference):
-        return f"dockerd://{reference}"
-    host, repository = reference.split("/", 1)
-    return f"docker://{repository}" if host == "docker.io" else f"docker://{host}#{repository}"
-
-
-def registry_digest(uri: str) -> str | None:
+def registry_digest(source: str) -> str | None:
     """Ask the registry for an image's digest; None for local Docker, without enroot, and for an enroot before 4.0."""
-    if not uri.startswith("docker://") or shutil.which("enroot") is None:
+    if not source.startswith("docker://") or shutil.which("enroot") is None:
         return None
-    done = subprocess.run(["enroot", "digest", uri], text=True, capture_output=True, check=False)  # noqa: S607
+    done = subprocess.run(["enroot", "digest", source], text=True, capture_output=True, check=False)  # noqa: S607
     return done.stdout.strip() if done.returncode == 0 else None
 
 
@@ -99,25 +48,23 @@ def verify_squashfs(path: Path) -> int:
     return size
 
 
-def verify(file: Path, images: dict[str, Image]) -> dict[str, Any]:
+def verify(file: Path, source: str) -> dict[str, Any]:
     """Compare a whole .sqsh file with the record beside it, or write the record of a file that has none; return it.
 
-    UserError where the file is damaged or another than recorded, or the registry's digest is not the pinned one.
+    `source` is the name by which enroot imported the image. UserError where the file is damaged or another than
+    recorded, or the registry's digest is not the pinned one.
     """
     size, record = verify_squashfs(file), Path(f"{file}.json")
-    found = {"bytes": size, "sha256": sha256_file(file)}
+    found = {"source": source, "bytes": size, "sha256": sha256_file(file)}
     if record.exists():
         known = read_json(record)
         if known | found != known:
             raise UserError(f"{file}: is not what {record} describes; delete both and import it again")
         return known
-    if file.stem not in images:
-        raise UserError(f"{CONFIG}: has no image {file.stem}{nearest(file.stem, images)}")
-    uri = enroot_uri(images[file.stem].reference)
-    pinned, digest = uri.partition("@")[2], registry_digest(uri)
+    pinned, digest = source.partition("@")[2], registry_digest(source)
     if pinned and digest and pinned != digest:
-        raise UserError(f"{uri}: the registry has {digest}; correct the reference")
-    known = {"image": file.stem, "source": uri, "digest": digest or pinned or None} | found
+        raise UserError(f"{source}: the registry has {digest}; correct the pinned digest")
+    known = {"digest": digest or pinned or None} | found
     write_json(record, known)
     return known
 
@@ -166,15 +113,15 @@ def main() -> None:
     """Command line of the images."""
     parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    whole = commands.add_parser("verify", help="compare .sqsh files with their records; write those that are missing")
-    whole.add_argument("files", type=Path, nargs="+", help="images/NAME.sqsh, NAME being an image's")
+    whole = commands.add_parser("verify", help="compare a .sqsh file with its record; write a missing one")
+    whole.add_argument("file", type=Path)
+    whole.add_argument("source", help="as told to enroot import: docker://HOST#NAME:TAG or dockerd://NAME:TAG")
     tasks = commands.add_parser("tasks", help="print file name and image of each task image, a line each")
     tasks.add_argument("splits", type=Path, nargs="+", help="JSONL files whose rows name the instances")
     tasks.add_argument("--missing-in", type=Path, metavar="FOLDER", help="only those that the folder lacks")
     arguments = parser.parse_args()
     if arguments.command == "verify":
-        for file in arguments.files:
-            print(f"{file}: {verify(file, load_images())['source']}")
+        print(f"{arguments.file}: {verify(arguments.file, arguments.source)['sha256']}")
     else:
         folder = arguments.missing_in
         for file, source in task_images(arguments.splits).items():
