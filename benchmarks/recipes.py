@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.backends.nemo_rl.command import hydra_overrides  # noqa: E402
 from scripts.backends.nemo_rl.releases import load_releases, release_of  # noqa: E402
-from scripts.backends.nemo_rl.runtime import stages_of  # noqa: E402
-from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, stated, unknown_keys, value_of  # noqa: E402
+from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, unknown_keys, value_of  # noqa: E402
 from scripts.recipe.load import load_whole_recipe  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
+from tests.production import stages_of, stated  # noqa: E402
 
 VARIABLES = ("STAGECOACH_NEMO_RL", "STAGECOACH_NEMO_RL_PYTHON")
 LATER = {"main": "v0.7.0"}

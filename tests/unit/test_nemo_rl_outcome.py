@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.backends.nemo_rl.outcome import CLUSTER_SIGNS, DRIVER_SIGNS, SHOWN, cause_of, data_ended
+from scripts.backends.nemo_rl.outcome import SHOWN, SIGNS, cause_of, data_ended
 from scripts.backends.nemo_rl.releases import load_releases
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
@@ -76,7 +76,7 @@ def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, re
 
 
 def test_every_sign_is_tried_here():
-    assert (len(DRIVER), len(CLUSTER)) == (len(DRIVER_SIGNS), len(CLUSTER_SIGNS))
+    assert (len(DRIVER), len(CLUSTER)) == (len(SIGNS["driver"]), len(SIGNS["cluster"]))
 
 
 @pytest.mark.parametrize("name", DRIVER)

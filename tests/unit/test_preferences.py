@@ -62,7 +62,7 @@ RANKED = {
         (PAIR, None),
         (PAIR | {"prompt": RANKED["context"]}, None),
         (RANKED, "are a context with ranked completions, but data.train.dataset_name BinaryPreferenceDataset reads"),
-        (LISTS, "write them as context and completions"),
+        (LISTS, "write the rows as context and completions"),
     ],
 )
 def test_nemo_rl_reads_pairs_of_texts_or_ranked_completions_as_the_stage_says(row, says, tmp_path):

@@ -9,7 +9,6 @@ from jsonschema import Draft202012Validator
 
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_whole_recipe
@@ -18,6 +17,7 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves
 from scripts.schema import schema_text
 from tests.conftest import ROOT
+from tests.production import stages_of
 
 NAMES = (
     "super3",

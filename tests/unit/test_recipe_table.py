@@ -5,11 +5,11 @@ import re
 import pytest
 
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import stages_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.backends.nemo_rl.upstream import ABSENT, stated, value_of
+from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from scripts.recipe.load import load_recipe, load_whole_recipe
 from tests.conftest import ROOT
+from tests.production import stages_of, stated
 
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
 RECIPES = sorted(path for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release)

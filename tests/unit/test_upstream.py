@@ -7,12 +7,12 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import stages_of
-from scripts.backends.nemo_rl.upstream import load_upstream, stated, unknown_keys, value_of
+from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_whole_recipe
 from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT
+from tests.production import stages_of, stated
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
@@ -134,8 +134,10 @@ def test_a_recipe_that_says_only_what_the_release_knows_has_no_findings(checkout
             f"loss_fn.reference_policy_kl_penalty: is a key of {CONFIG}; say it under loss_fn, not under add",
         ),
         ({"cluster": {"judge_nodes": 1}}, f"env.nemo_gym.num_gpu_nodes: no key of {CONFIG}; did you mean "),
-        ({"config": "examples/no.yaml"}, "config: names examples/no.yaml, which is not in the checkout of v0.7.0"),
-        ({"entry": "examples/no.py"}, "entry: examples/no.py is not in the checkout of v0.7.0"),
+        (
+            {"config": "examples/no.yaml"},
+            "config: examples/no.yaml needs no.yaml, which is not in the checkout of v0.7.0",
+        ),
     ],
 )
 def test_what_the_release_has_not_is_named_with_the_nearest(checkout, recipe, changes, expected):
@@ -152,7 +154,7 @@ def test_what_the_launch_adds_is_checked_too(checkout, recipe):
 
 def test_a_config_that_inherits_from_nothing_is_named(checkout, recipe):
     (checkout / "examples/configs/grpo.yaml").unlink()
-    expected = f"{AT}.config: {CONFIG} inherits from grpo.yaml, which is not in the checkout of v0.7.0"
+    expected = f"{AT}.config: {CONFIG} needs grpo.yaml, which is not in the checkout of v0.7.0"
     assert unknown_keys(recipe(), checkout, "rlvr") == [expected]
 
 

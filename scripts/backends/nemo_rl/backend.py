@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, template_text
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.backends.tokens import load_here, shown_row, without_torch
@@ -123,7 +123,7 @@ class NemoRl(Backend):
         """Return the stage's container, with digest and hash from the name or the record beside the file."""
         if site is None or site.nemo_rl is None:
             return None
-        name = Runtime(stage.name, stage.settings, release_of(stage.config.release["name"]), site).image
+        name = runtime_of(stage.recipe, stage.name, site).image
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
         record = Path(f"{name}.json")

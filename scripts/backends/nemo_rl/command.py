@@ -25,6 +25,7 @@ SANDBOX_PORT = "6000"
 KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
 DRIVER_STARTED = "driver_started"
+INSTALL_APPTAINER = Path(__file__).with_name("install_apptainer.sh")
 
 
 @dataclass(frozen=True)
@@ -201,15 +202,5 @@ def _install_apptainer(package: str) -> str:
         f"no Apptainer after five tries at {package}; let the nodes reach it, or name an image that has it (site's "
         "nemo_rl.images)"
     )
-    return f"""\
-command -v apptainer > /dev/null && command -v singularity > /dev/null && exit 0
-export DEBIAN_FRONTEND=noninteractive
-for attempt in 1 2 3 4 5; do
-  apt-get update && apt-get install --yes git build-essential gcc wget &&
-    wget --output-document=/tmp/apptainer.deb {shlex.quote(package)} && apt-get install --yes /tmp/apptainer.deb &&
-    ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0
-  sleep 10
-done
-printf 'error: %s: %s\\n' "$(hostname)" {shlex.quote(failed)} | tee "${{0%/*}}/ENDED"
-kill "$PPID"
-"""
+    text = INSTALL_APPTAINER.read_text(encoding="utf-8")
+    return text.replace("{package}", shlex.quote(package)).replace("{failed}", shlex.quote(failed))

@@ -32,21 +32,8 @@ TO_SAFETENSORS = Path(__file__).with_name("safetensors.py")
 MERGE = installation() / "scripts/model/merge.py"
 ADAPTER = "policy/weights/model"
 """Where DTensor v2 leaves adapters, in peft's format."""
-VENVS = "/opt/ray_venvs"
 WORKER = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
-MEGATRON_PYTHON = f"""\
-venv="${{NEMO_RL_VENV_DIR:-{VENVS}}}/{WORKER}"
-if [ -x "$venv/bin/python" ]; then
-  export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
-  exec "$venv/bin/python" "$@"
-elif command -v uv > /dev/null; then
-  echo "$venv is not in this image, so uv builds it, for which it needs a network" >&2
-  exec uv run --extra mcore python "$@"
-fi
-echo "error: this image has neither $venv nor uv, so no Python with Megatron; \
-build it with nemo_rl/utils/prefetch_venvs.py, as upstream's Dockerfile does" >&2
-exit 1
-"""
+MEGATRON_PYTHON = Path(__file__).with_name("python_with_megatron.sh")
 
 
 def with_megatron(arguments: list[str]) -> list[str]:
@@ -54,7 +41,7 @@ def with_megatron(arguments: list[str]) -> list[str]:
 
     The images prefetch the environment of each Ray actor below NEMO_RL_VENV_DIR; an image without it has uv build one.
     """
-    return ["bash", "-c", MEGATRON_PYTHON, "python", *arguments]
+    return ["bash", "-c", MEGATRON_PYTHON.read_text(encoding="utf-8"), "python", *arguments]
 
 
 def converter_command(release: Release, checkpoint: Path, output: Path, gpus: int) -> list[str]:

@@ -102,8 +102,6 @@ class StepLog:
 
 def _scalar(value: Any) -> float | None:
     """Return the number of a summary's value; None for a text, a histogram, ..."""
-    if value.HasField("simple_value"):
-        return float(value.simple_value)
     if value.HasField("tensor"):
         array = make_ndarray(value.tensor)
         if array.size == 1 and array.dtype.kind in "fiu":

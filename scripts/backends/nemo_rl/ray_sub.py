@@ -47,23 +47,19 @@ class RaySub:
                 start_new_session=True,
             )
 
-    def is_running(self) -> bool:
-        """Return whether ray.sub still runs."""
-        return self.process.poll() is None
-
     def watch(self, is_over: Callable[[], bool]) -> bool:
         """Wait for the end, or end ray.sub once `is_over`; return whether ray.sub ended unasked."""
         try:
-            while self.is_running() and not is_over():
+            while self.process.poll() is None and not is_over():
                 time.sleep(LOOK_SECONDS)
-            return not self.is_running()
+            return self.process.poll() is not None
         finally:
             self.end()
 
     def end(self) -> None:
         """End ray.sub and the job steps, to which srun passes the signal."""
         for number, patience in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, 10.0)):
-            if not self.is_running():
+            if self.process.poll() is not None:
                 return
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)

@@ -71,11 +71,6 @@ class Runtime:
         run_in_container(command, self.image, self.mounts, self.checkout, environment, gpus, log)
 
 
-def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
-    """Return the stages trained by NeMo-RL, by name."""
-    return {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
-
-
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """Return the runtime of a recipe's stage."""
     return Runtime(name, recipe.settings_of(name), release_of(recipe.release), site)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
@@ -26,10 +26,6 @@ class NemoRlCluster(Strict):
     generation_nodes: int = Field(
         0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
     )
-
-    def judges_within(self, release: Release) -> int:
-        """Return the judges' nodes among num_nodes in this release."""
-        return self.judge_nodes if "judges_within_num_nodes" in release.can else 0
 
 
 class NemoRlSettings(StageSettings, NemoRlTraining):
@@ -90,12 +86,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             raise UserError(
                 f"{key('stages', name, 'launcher')}: {recipe.release} has no launcher {self.launcher}{known}"
             )
-        return self.on_its_nodes(release)
-
-    def on_its_nodes(self, release: Release) -> Self:
-        """Return the stage asking Slurm for num_nodes and for judges outside num_nodes."""
-        cluster = self.cluster
-        nodes = {"nodes": cluster.num_nodes + cluster.judge_nodes - cluster.judges_within(release)}
+        besides = 0 if "judges_within_num_nodes" in release.can else self.cluster.judge_nodes
+        nodes = {"nodes": self.cluster.num_nodes + besides}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
     @model_validator(mode="after")

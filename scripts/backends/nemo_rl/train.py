@@ -67,7 +67,8 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
     parent, model = job.parent_model, job.config.model
     splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
-    save_by = None
+    last, save_by = _last_step(job), None
+    is_other = job.resume_from is not None or last != job.planned  # than the schedule NeMo-RL makes of max_num_steps
     if job.stop.deadline is not None:
         save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
     return Launch(
@@ -77,8 +78,8 @@ def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
         validation_split=(splits / "val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
-        max_num_steps=_last_step(job),
-        schedule_steps=_schedule_steps(job),
+        max_num_steps=last,
+        schedule_steps=job.planned if job.config.is_asynchronous and is_other else None,
         seed=job.config.seed,
         save_by=save_by,
     )
@@ -92,12 +93,6 @@ def _last_step(job: TrainingJob) -> int:
     newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
     is_asynchronous, planned = job.config.is_asynchronous, job.planned or 0
     return reach_of(job.run, newest, planned, job.rows).step if is_asynchronous else planned
-
-
-def _schedule_steps(job: TrainingJob) -> int | None:
-    """Return the steps of the learning rate's schedule; None where NeMo-RL's max_num_steps is right."""
-    is_fresh = job.resume_from is None and _last_step(job) == job.planned
-    return None if is_fresh or not job.config.is_asynchronous else job.planned
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
@@ -123,7 +118,6 @@ class _Watch:
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
         self.made_a_step = False
         self.last_step = job.start
-        self.is_asynchronous = job.config.is_asynchronous
         self.until = launch.max_num_steps
         self.stalled: str | None = None
 
@@ -156,7 +150,7 @@ class _Watch:
         for checkpoint in sealed:
             self.last_news = time.time()
             print(f"{self.job.stage}: checkpoint of step {checkpoint.step}", flush=True)
-            if self.is_asynchronous:
+            if self.job.config.is_asynchronous:
                 note_sealed(self.job, checkpoint)
             refuse_repeated_weights(self.job.run)
         if sealed and checkpointing.keep_steps:  # NeMo-RL keeps all checkpoints then
@@ -195,8 +189,8 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
 
 def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path, is_end: bool) -> CutOffError:
     """Return why nothing moves; at the end of the data asynchronous loops say so (`is_end`) or wait for ever."""
-    is_end = is_end or (watch.is_asynchronous and data_ended(log))
-    if watch.is_asynchronous:
+    is_end = is_end or (job.config.is_asynchronous and data_ended(log))
+    if job.config.is_asynchronous:
         note_standstill(job, newest, watch.last_step, is_end)
     if is_end:
         return ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")

@@ -10,15 +10,14 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.command import SETTINGS, Launch, hydra_overrides, kept_checkpoints
-from scripts.backends.nemo_rl.releases import Release, release_of
+from scripts.backends.nemo_rl.command import Launch, hydra_overrides
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.recipe.strict import nearest
-from scripts.recipe.yaml_file import leaves, merge
+from scripts.recipe.yaml_file import merge
 
 DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 ABSENT = "not in its config"
@@ -59,22 +58,18 @@ def _inherit(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_keys(recipe: Recipe, checkout: Path, name: str) -> list[str]:
-    """Return a line for each key or file of a stage that the checkout lacks, with the nearest key.
+    """Return a line for each key of a stage that the checkout lacks, with the nearest key.
 
     NeMo-RL refuses such a key at the start, once the nodes are taken.
     """
-    stage, at, found = recipe.stages[name], f"config/recipes/{recipe.name}.yaml: stages.{name}", []
-    if not (checkout / stage.entry).is_file():
-        found.append(f"{at}.entry: {stage.entry} is not in the checkout of {recipe.release}")
+    stage, at = recipe.stages[name], f"config/recipes/{recipe.name}.yaml: stages.{name}"
     try:
         config = load_upstream(checkout / stage.config)
     except FileNotFoundError as error:
-        missing = Path(error.filename)
-        inherits = missing != checkout / stage.config
-        what = f"{stage.config} inherits from {missing.name}" if inherits else f"names {stage.config}"
-        return [*found, f"{at}.config: {what}, which is not in the checkout of {recipe.release}"]
+        missing = f"{Path(error.filename).name}, which is not in the checkout of {recipe.release}"
+        return [f"{at}.config: {stage.config} needs {missing}"]
     overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
-    return list(dict.fromkeys([*found, *(f"{at}.{problem}" for problem in _problems(config, overrides, stage.config))]))
+    return list(dict.fromkeys(f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)))
 
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
@@ -124,22 +119,6 @@ def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, dict):
             yield from _all_keys(value, f"{prefix}{key}.")
-
-
-def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
-    """Return a stage's settings in the recipe, by NeMo-RL's keys."""
-    ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
-    ours |= dict(leaves(stage.add))
-    ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
-    ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
-    ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
-    if stage.cluster.generation_nodes:
-        ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
-    if stage.cluster.judge_nodes and release.keys.judge_nodes:
-        ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
-    if stage.max_num_steps is not None:
-        ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
-    return ours
 
 
 def value_of(config: dict[str, Any], key: str) -> Any:

@@ -1,7 +1,7 @@
 """Traps of a NeMo-RL stage that files show before any node is asked for.
 
 A check yields findings of a stage: a trap by number (docs/traps.md), the value and the fix. A new check is a function
-in a module here, named in CHECKS.
+`check_...` in a module here.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,26 +13,9 @@ from scripts.backends.protocol import Finding
 from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 
-CHECKS: tuple[Callable[[StageContext], Iterator[Finding]], ...] = (
-    sums.check_cohorts,
-    sums.check_checkpoints,
-    places.check_conversion,
-    silent.check_adapters,
-    places.check_model,
-    places.check_paths,
-    places.check_checkout,
-    places.check_images,
-    sums.check_environments,
-    sums.check_parallelism,
-    sums.check_preferences,
-    sums.check_rows_and_steps,
-    places.check_import,
-    places.check_hub,
-    silent.check_reference,
-    silent.check_prefix_cache,
-    silent.check_optimizer_offload,
-    silent.check_chat_template,
-)
+CHECKS: list[Callable[[StageContext], Iterator[Finding]]] = [
+    check for module in (places, silent, sums) for name, check in vars(module).items() if name.startswith("check_")
+]
 
 
 def findings(stage: Stage, site: Site) -> list[Finding]:

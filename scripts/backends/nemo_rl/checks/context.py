@@ -53,28 +53,18 @@ class StageContext(Runtime):
         return config
 
     @property
-    def uses_gym(self) -> bool:
-        """Return whether rollouts are NeMo-Gym's."""
-        return "nemo_gym" in self.settings.entry
-
-    @property
     def validates(self) -> bool:
         """Return whether training validates."""
         period = self.of_algorithm("val_period", 0)
         regularly = isinstance(period, int) and period > 0
         return regularly or bool(self.of_algorithm("val_at_start") or self.of_algorithm("val_at_end"))
 
-    @property
-    def trains_by_dtensor(self) -> bool:
-        """Return whether Automodel trains the stage, not Megatron."""
-        return bool(self.setting("policy.dtensor_cfg.enabled")) and not self.setting("policy.megatron_cfg.enabled")
-
     def parallel_size(self, group: str) -> int:
         """Return the size of the policy's parallel group, by Megatron's name; 1 where no number."""
-        section, name = (
-            ("dtensor_cfg", group.removesuffix("_model")) if self.trains_by_dtensor else ("megatron_cfg", group)
-        )
-        size = self.setting(f"policy.{section}.{name}_parallel_size", 1)
+        section = "megatron_cfg"
+        if self.setting("policy.dtensor_cfg.enabled") and not self.setting("policy.megatron_cfg.enabled"):
+            section, group = "dtensor_cfg", group.removesuffix("_model")
+        size = self.setting(f"policy.{section}.{group}_parallel_size", 1)
         return size if isinstance(size, int) else 1
 
     def setting(self, key: str, default: Any = None) -> Any:

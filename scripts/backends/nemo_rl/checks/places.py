@@ -93,9 +93,10 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
     if not Path(checkout, "ray.sub").is_file():
         yield context.error(18, f"{checkout}: no ray.sub there; clone NeMo-RL at {release.revision} with --recursive")
         return
-    for file in (context.settings.config, context.settings.entry, release.converter.script, *release.mounts):
-        if not Path(checkout, file).exists():
-            yield context.error(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
+    files = (context.settings.config, context.settings.entry, release.converter.script, *release.mounts)
+    missing = [file for file in files if not Path(checkout, file).exists()]
+    for file in missing:
+        yield context.error(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
     head = git(Path(checkout), "rev-parse", "HEAD")
     if head is not None and head != release.revision:
         yield context.error(
@@ -103,17 +104,14 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
         )
     elif changed := git(Path(checkout), "status", "--porcelain", "--untracked-files=no"):
         yield context.warning(38, f"{checkout}: {len(changed.splitlines())} files are changed there")
-    yield from _check_keys(context, Path(checkout))
-
-
-def _check_keys(context: StageContext, checkout: Path) -> Iterator[Finding]:
-    if not all((checkout / file).is_file() for file in (context.settings.config, context.settings.entry)):
+    if missing:
         return
     try:
-        for problem in unknown_keys(context.stage.recipe, checkout, context.name):
-            yield context.error(23, problem)
+        problems = unknown_keys(context.stage.recipe, Path(checkout), context.name)
     except UserError as error:
-        yield context.error(23, str(error))
+        problems = [str(error)]
+    for problem in problems:
+        yield context.error(23, problem)
 
 
 def check_images(context: StageContext) -> Iterator[Finding]:

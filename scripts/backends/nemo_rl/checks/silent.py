@@ -72,7 +72,7 @@ def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
 
 def check_chat_template(context: StageContext) -> Iterator[Finding]:
     """Find a chat template that drops the thoughts of earlier turns from a rollout."""
-    if not context.uses_gym or context.model is None:
+    if "nemo_gym" not in context.settings.entry or context.model is None:
         return
     stated = context.values("policy", TRUNCATE) | context.values("env", TRUNCATE)
     of_policy = (stated[key] for key in stated if not key.startswith("nemo_gym") or POLICY_SERVER in key)

@@ -94,7 +94,8 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
     stage, cluster, gpus = context.settings, context.settings.cluster, context.site.slurm.gpus_per_node
     batch, groups = stage.policy["train_global_batch_size"], ("tensor_model", "context", "pipeline_model")
     tp, cp, pp, ep, etp = map(context.parallel_size, (*groups, "expert_model", "expert_tensor"))
-    nodes = cluster.num_nodes - cluster.generation_nodes - cluster.judges_within(context.release)
+    judges = cluster.judge_nodes if "judges_within_num_nodes" in context.release.can else 0
+    nodes = cluster.num_nodes - cluster.generation_nodes - judges
     training, generating = nodes * gpus, (cluster.generation_nodes or nodes) * gpus
     if training <= 0:
         yield context.error(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")
@@ -131,12 +132,8 @@ def check_preferences(context: StageContext) -> Iterator[Finding]:
     if form != readers[name]:
         yield context.error(
             23,
-            f"the rows of {split} are {form}, but data.train.dataset_name {name} reads {readers[name]}; "
-            + (
-                "name the other reader"
-                if form in readers.values()
-                else "write them as context and completions (docs/data.md, Preferences), and name PreferenceDataset"
-            ),
+            f"the rows of {split} are {form}, but data.train.dataset_name {name} reads {readers[name]}; name the other "
+            "reader, or write the rows as context and completions (docs/data.md, Preferences) for PreferenceDataset",
         )
 
 

@@ -1,0 +1,30 @@
+"""What a recipe says of its NeMo-RL stages."""
+
+from typing import Any
+
+from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
+from scripts.backends.nemo_rl.releases import Release
+from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.yaml_file import leaves
+
+
+def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
+    """Return the stages trained by NeMo-RL, by name."""
+    return {name: stage for name, stage in recipe.stages.items() if isinstance(stage, NemoRlSettings)}
+
+
+def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
+    """Return a stage's settings in the recipe, by NeMo-RL's keys."""
+    ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
+    ours |= dict(leaves(stage.add))
+    ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
+    ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
+    ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
+    if stage.cluster.generation_nodes:
+        ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
+    if stage.cluster.judge_nodes and release.keys.judge_nodes:
+        ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
+    if stage.max_num_steps is not None:
+        ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
+    return ours
