@@ -1,7 +1,6 @@
 """Prepare a pretrained model as an export: whole, of a trainable kind, its tokenizer fit for conversations."""
 
 import fnmatch
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -85,8 +84,6 @@ def _check_loads(name: str, folder: Path) -> None:
         raise UserError(f"{name}: transformers {transformers.__version__} cannot load it: {error}") from None
     if missing := sorted(found["missing_keys"]):
         raise UserError(f"{name}: its files lack {missing[0]} ({len(missing)} missing); take a whole copy")
-    if left := sorted(found["unexpected_keys"]):
-        print(f"{name}: {len(left)} tensors that the model does not use are left out: {left[0]} ...", file=sys.stderr)
 
 
 def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
@@ -112,7 +109,7 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
     settings = GenerationConfig.from_pretrained(folder) if generation.exists() else GenerationConfig()
     ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
     ends = [token for token in ends if token is not None]
-    _check_tokens(model, tokenizer, ends, settings.pad_token_id)
+    _check_tokens(model, tokenizer, ends)
     ends = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
     wanted = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": tokenizer.pad_token_id}
     if any(getattr(settings, name) != value for name, value in wanted.items()):
@@ -134,9 +131,9 @@ def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
         )
 
 
-def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int], pad: int | None) -> None:
-    """Raise UserError where no token ends an answer or fills a batch, or files disagree about the token."""
-    name, token = model.name, tokenizer.convert_ids_to_tokens
+def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int]) -> None:
+    """Raise UserError where no token ends an answer or fills a batch, or files disagree about the end."""
+    name = model.name
     if tokenizer.eos_token_id is None:
         raise UserError(f"{name}: its tokenizer has no eos token, so no answer would end; name one as model.eos_token")
     if tokenizer.pad_token_id is None:
@@ -148,14 +145,8 @@ def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int], pad: 
     check_end(
         name, tokenizer, ends, "name the right one as model.eos_token, or another template as model.chat_template"
     )
-    generation = "generation_config.json"
     if ends and tokenizer.eos_token_id not in ends and model.eos_token is None:
         raise UserError(
-            f"{name}: its tokenizer's eos token is {tokenizer.eos_token!r}, but {generation} ends with {token(ends)}; "
-            "name the right one as model.eos_token"
-        )
-    if pad not in (None, tokenizer.pad_token_id) and model.pad_token is None:
-        raise UserError(
-            f"{name}: its tokenizer's pad token is {tokenizer.pad_token!r}, but {generation} has {token(pad)!r}; name "
-            "the right one as model.pad_token"
+            f"{name}: its tokenizer's eos token is {tokenizer.eos_token!r}, but generation_config.json ends with "
+            f"{tokenizer.convert_ids_to_tokens(ends)}; name the right one as model.eos_token"
         )

@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.grpo import GrpoConfig
 from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
 from scripts.backends.trl.placing import is_served
 from scripts.backends.trl.ranks import rank
@@ -88,13 +88,12 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
         )
 
     def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        messages = [prompt_of(json.loads(text)) for text in batch["row"]]
-        return {
-            "prompt": [_without_pictures(prompt) for prompt in messages],
-            "images": [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in messages],
-            "row": batch["row"],
-            "line": batch["line"],
-        }
+        prompts = [prompt_of(json.loads(text)) for text in batch["row"]]
+        images = [[open_picture(uri) for uri in pictures_of(prompt)] for prompt in prompts]
+        for message in chain.from_iterable(prompts):
+            for part in message["content"] if isinstance(message["content"], list) else ():
+                part.pop("image", None)  # TRL fills in a row's images in order
+        return {"prompt": prompts, "images": images, "row": batch["row"], "line": batch["line"]}
 
     return rows.with_transform(made)
 
@@ -112,29 +111,16 @@ def _with_tools(rows: Dataset) -> Dataset:
     def made(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         fields = [json.loads(text) for text in batch["row"]]
         names = [row["agent_ref"]["name"] for row in fields]
-        return {
-            "prompt": [prompt_of(row) for row in fields],
-            "environment": [name if environment_factory(name) else ONE_MESSAGE for name in names],
-            "row": batch["row"],
-            "line": batch["line"],
-        }
+        environments = [name if environment_factory(name) else ONE_MESSAGE for name in names]
+        prompts = [prompt_of(row) for row in fields]
+        return {"prompt": prompts, "environment": environments, "row": batch["row"], "line": batch["line"]}
 
     return rows.with_transform(made)
 
 
-def _without_pictures(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with placeholders for pictures; TRL fills in a row's images in order."""
-    return [
-        message
-        | {"content": [{key: value for key, value in part.items() if key != "image"} for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in messages
-    ]
-
-
 def _arguments(job: TrainingJob) -> GRPOConfig:
-    grpo, loss = job.config.grpo, job.config.loss_fn
+    grpo, loss, generation = job.config.grpo, job.config.loss_fn, job.config.policy.generation
+    ends = generation.stop_token_ids if job.config.samples_by_vllm else None
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
@@ -151,26 +137,17 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         shuffle_dataset=False,
         remove_unused_columns=False,
         model_init_kwargs=start_options(job),
-        **sampling_arguments(job.config),
+        max_completion_length=generation.max_new_tokens,
+        temperature=generation.temperature,
+        top_p=generation.top_p,
+        top_k=generation.top_k or 0,
+        min_p=generation.min_p,
+        generation_kwargs={"stop_token_ids": ends} if ends else None,
+        max_tool_calling_iterations=generation.max_tool_calling_iterations,
+        chat_template_kwargs=job.config.policy.tokenizer.chat_template_kwargs or None,
         **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
         **shared_arguments(job),
     )
-
-
-def sampling_arguments(config: GrpoConfig) -> dict[str, Any]:
-    """Return TRL's options for either sampler, from a resolved config."""
-    generation = config.policy.generation
-    ends = generation.stop_token_ids if config.samples_by_vllm else None
-    return {
-        "max_completion_length": generation.max_new_tokens,
-        "temperature": generation.temperature,
-        "top_p": generation.top_p,
-        "top_k": generation.top_k or 0,
-        "min_p": generation.min_p,
-        "generation_kwargs": {"stop_token_ids": ends} if ends else None,
-        "max_tool_calling_iterations": generation.max_tool_calling_iterations,
-        "chat_template_kwargs": config.policy.tokenizer.chat_template_kwargs or None,
-    }
 
 
 ENGINE_SETTINGS = {

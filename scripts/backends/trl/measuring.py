@@ -40,8 +40,7 @@ class MeasuringTrainer(GRPOTrainer):
             raise UserError(
                 f"environment {self._batch_environments[longest]}: with what reset() adds, a prompt has "
                 f"{len(tokenized[0][longest])} tokens, but max_total_sequence_length less max_new_tokens leaves "
-                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less (the prompt "
-                f"ends in {str(prompts[longest][-1]['content'])[-60:]!r})"
+                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less"
             )
         return tokenized
 

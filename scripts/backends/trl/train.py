@@ -230,11 +230,8 @@ def _wait_for(file: Path, seconds: float = 90) -> None:
 
 
 def _progress(entry: dict[str, Any], last: int, left: float) -> str:
-    parts = [f"step {entry['step']}/{last}"]
+    said = {"loss": entry["loss"]}
     if entry.get("reward_mean") is not None:
-        parts.append(f"reward {entry['reward_mean']:.3f} ± {entry['reward_std']:.3f}")
-        parts.append(f"length {entry['response_length_mean']:.1f}")
-    else:
-        parts.append(f"loss {entry['loss']:.3f}")
-    parts += [f"{entry['seconds']:.2f} s/step", f"{left:.0f} s left"]
-    return ", ".join(parts)
+        said = {"reward": entry["reward_mean"], "length": entry["response_length_mean"]}
+    told = ", ".join(f"{name} {value:.3f}" for name, value in said.items())
+    return f"step {entry['step']}/{last}, {told}, {entry['seconds']:.2f} s/step, {left:.0f} s left"
