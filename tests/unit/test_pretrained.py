@@ -217,16 +217,20 @@ def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served,
 @pytest.mark.parametrize(
     ("change", "says", "message"),
     [
-        ({"gated": True}, {}, "it is gated, and no token is set: accept its terms at .*/org/model, export HF_TOKEN"),
-        ({"gated": True}, {"token": False}, "it is gated, and the account of your token has not been let in"),
-        ({"private": True}, {}, "no such repository, or it is private and no token is set"),
+        ({"gated": True}, {}, "answers 401 .*it is gated: accept its terms on its page, and export HF_TOKEN"),
+        (
+            {"gated": True},
+            {"token": False},
+            "answers 403 .*it is gated: accept its terms on its page, and export HF_TOKEN",
+        ),
+        ({"private": True}, {}, "answers 401 .*no such repository, or a private one: check its id in the recipe"),
         (
             {},
             {"revision": "nowhere"},
-            "it has no such revision: take a branch, tag or commit that .*/org/model/commits",
+            "answers 404 .*it has no such revision: take a branch, tag or commit of its page",
         ),
-        ({}, {"offline": True}, "HF_HUB_OFFLINE is set, and the cache .* does not have it"),
-        ({}, {"down": True}, "no connection .*check the network, the proxy and HF_ENDPOINT"),
+        ({}, {"offline": True}, "HF_HUB_OFFLINE is set, and the cache does not have it; unset"),
+        ({}, {"down": True}, "no connection: check the network, the proxy and HF_ENDPOINT"),
     ],
 )
 def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, monkeypatch, change, says, message):  # noqa: F811
