@@ -5,7 +5,7 @@ Duplicates have equal prompts (`prompt`: the messages before the answer, with to
 million rows a hash of 64 bits confuses two with a chance of 3 in a million.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -27,6 +27,10 @@ class Mark(NamedTuple):
     texts: list[str]
 
 
+Line = tuple[str, bytes, Mark | None]
+"""A line with its place in the source."""
+
+
 def mark_of(row: Row, kind: RowKind, by: Literal["prompt", "row"] | None) -> Mark:
     """Return the mark of a row, in the process that decoded the row."""
     if "_hf_placeholder" in row:
@@ -40,7 +44,7 @@ def mark_of(row: Row, kind: RowKind, by: Literal["prompt", "row"] | None) -> Mar
 
 
 class Cleaner:
-    """Choose the rows of a blend that stay, some thousands at once, in their order.
+    """Choose the rows of a blend that stay.
 
     `benchmarks` are the texts of their instances by name, with `ngram` and `overlap` of each.
     """
@@ -55,15 +59,17 @@ class Cleaner:
         self.overlapping: dict[str, int] = dict.fromkeys(benchmarks, 0)
         self.first: dict[str, list[str]] = {name: [] for name in benchmarks}
 
-    def kept(self, marks: list[Mark], place: Callable[[int], str]) -> list[int]:
-        """Return the indices of the rows that stay; `place` names a row by its index, for the record."""
-        kept = list(range(len(marks)))
-        if self.by is not None:
-            new = {key: number for number, key in reversed([*enumerate(mark.key for mark in marks)])}
-            kept = sorted(number for key, number in new.items() if key not in self.seen)
-            self.seen |= new.keys()
-            self.duplicates += len(marks) - len(kept)
-        return [number for number in kept if not self._overlaps(marks[number], place(number))]
+    def kept(self, lines: list[Line]) -> list[Line]:
+        """Return the lines that stay, in order."""
+        kept = []
+        for place, line, mark in lines:
+            if self.by is not None and mark.key in self.seen:
+                self.duplicates += 1
+                continue
+            self.seen.add(mark.key)
+            if not self._overlaps(mark, place):
+                kept.append((place, line, mark))
+        return kept
 
     def _overlaps(self, mark: Mark, place: str) -> bool:
         """Whether a row's prompts overlap with a benchmark's; count the row."""

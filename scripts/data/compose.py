@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from scripts.data.check import Rules
-from scripts.data.clean import Cleaner, Mark, mark_of
+from scripts.data.clean import Cleaner, Line, Mark, mark_of
 from scripts.data.conversations import Misfit
 from scripts.data.published import Batch, batches_of, columns_of
 from scripts.data.shapes import Mapper, mappings_of
@@ -55,14 +55,27 @@ class PublishedFile:
 
 
 @dataclass
-class Composed:
-    """The outcome of a batch: lines kept with number and mark, problems, counts."""
+class Tally:
+    """The rows of a batch or of a part: counts, problems, and a batch's lines kept, with place and mark."""
 
-    before: str
-    lines: list[tuple[int, bytes, Mark | None]] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
     read: int = 0
     filtered: int = 0
+    invalid: int = 0
+    kept: int = 0
+    problems: list[str] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+    def add(self, batch: "Tally") -> None:
+        """Count the rows of a batch, which lists all problems."""
+        self.read += batch.read
+        self.filtered += batch.filtered
+        self.invalid += len(batch.problems)
+        self.kept += len(batch.lines)
+        self.problems += batch.problems[: SHOWN - len(self.problems)]
+
+    def counts(self) -> dict[str, int]:
+        """Return the counts for records."""
+        return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}
 
 
 def meets(published: Row, conditions: list[tuple[str, str, Any]]) -> bool:
@@ -79,9 +92,9 @@ def meets(published: Row, conditions: list[tuple[str, str, Any]]) -> bool:
     return True
 
 
-def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Composed:
+def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Tally:
     """Make lines of the rows of a batch, each by the first mapping with a matching filter."""
-    result, is_table = Composed(batch.before), not isinstance(batch.content, list)
+    result, is_table = Tally(), not isinstance(batch.content, list)
     batch.require({column for rows in mappings for column, _, _ in rows.filter})
     mappers: dict[tuple[int, tuple[str, ...]], Mapper] = {}
     for index, published in enumerate(batch.rows):
@@ -103,7 +116,7 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
                 raise Misfit(problem)
             line = encode(row) if is_table or row is not published else batch.content[index]
-            result.lines.append((batch.first + index, line + b"\n", mark and mark(row)))
+            result.lines.append((batch.place(index), line + b"\n", mark and mark(row)))
         except Misfit as error:
             result.problems.append(f"{batch.place(index)}: {error}")
     return result
@@ -141,7 +154,7 @@ def write_blend(
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
     rules = Rules(KINDS[blend.kind], frozenset(map(str, blend.environments)))
     mark = cleaner and partial(mark_of, kind=rules.kind, by=cleaner.by)
-    tallies, rng, order = [], random.Random(blend.seed), array("L")
+    tallies, refused, rng, order = {}, [], random.Random(blend.seed), array("L")
     with open_atomically(output) as (target,), TemporaryFile(dir=output.parent) as file:
         waiting = _Waiting(file)
         for number, (part, sets) in enumerate(zip(blend.parts(), files, strict=True)):
@@ -149,13 +162,16 @@ def write_blend(
             mappings = mappings_of(part, blend.kind)
             if not mappings:
                 raise UserError(f"{where}.columns: {part.columns} has no {blend.kind}; name the columns")
-            tallies.append(tally := _Tally(where, part.drop_invalid or isinstance(part.columns, str)))
+            drops = part.drop_invalid or isinstance(part.columns, str)
+            tallies[where] = tally = Tally()
             first = len(waiting.sizes)
             for paths in sets:
                 begin = len(waiting.sizes)
                 compose = partial(compose_batch, mappings=mappings, rules=rules, mark=mark)
                 for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
-                    tally.add(composed, cleaner)
+                    if cleaner:
+                        composed.lines = cleaner.kept(composed.lines)
+                    tally.add(composed)
                     lines = [line for _, line, _ in composed.lines]
                     if mixes:
                         waiting.add(lines)
@@ -166,49 +182,20 @@ def write_blend(
                     random.Random(blend.seed).shuffle(numbers)
                     target.writelines(waiting.lines(numbers))
             if blend.sources:
-                order.extend(_chosen(part, range(first, len(waiting.sizes)), rng, tally))
-        _refuse(tallies)
+                order.extend(_chosen(part, where, range(first, len(waiting.sizes)), rng, tally))
+            refused += _problems(where, tally, drops)
+        if refused:
+            raise UserError("\n".join(refused))
         rng.shuffle(order)
         target.writelines(waiting.lines(order))
-    for tally in tallies:
+    for where, tally in tallies.items():
         if tally.invalid:
             left_out = f"{tally.invalid} of {tally.read} rows left out"
-            print(f"{tally.where}: {left_out}; the first: {tally.problems[0]}", file=sys.stderr)
+            print(f"{where}: {left_out}; the first: {tally.problems[0]}", file=sys.stderr)
     cleaned = cleaner.describe() if cleaner else {}
-    counts = [tally.counts() for tally in tallies]
+    counts = [tally.counts() for tally in tallies.values()]
     total = {key: sum(count[key] for count in counts) for key in counts[0]}
     return total | cleaned | {"sources": counts}
-
-
-@dataclass
-class _Tally:
-    """Counts of a part of a blend; `where` is the part's place in the recipe."""
-
-    where: str
-    drops: bool
-    read: int = 0
-    filtered: int = 0
-    invalid: int = 0
-    kept: int = 0
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def refused(self) -> bool:
-        return bool(self.invalid) and not self.drops
-
-    def add(self, composed: Composed, cleaner: Cleaner | None) -> None:
-        """Count the rows of a batch, and clean them."""
-        self.read += composed.read
-        self.filtered += composed.filtered
-        self.invalid += len(composed.problems)
-        self.problems += composed.problems[: SHOWN - len(self.problems)]
-        if cleaner is not None and (lines := composed.lines):
-            kept = cleaner.kept([mark for _, _, mark in lines], lambda at: f"{composed.before}{lines[at][0]}")
-            composed.lines = [lines[at] for at in kept]
-        self.kept += len(composed.lines)
-
-    def counts(self) -> dict[str, int]:
-        return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}
 
 
 def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Iterator[Batch]:
@@ -224,32 +211,28 @@ def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Ite
         yield from batches_of(file.path, file.shown, wanted)
 
 
-def _chosen(part: Part, numbers: range, rng: random.Random, tally: _Tally) -> range | list[int]:
+def _chosen(part: Part, where: str, numbers: range, rng: random.Random, tally: Tally) -> range | list[int]:
     """Return the numbers of the part's lines in the blend."""
     wanted = part.rows or (max(1, round(part.share * len(numbers))) if part.share else len(numbers))
-    if part.rows and part.rows > len(numbers) and not tally.refused:
-        raise UserError(f"{tally.where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")
+    if part.rows and part.rows > len(numbers) and not tally.invalid:
+        raise UserError(f"{where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")
     tally.kept = min(wanted, len(numbers))
     return numbers if wanted >= len(numbers) else rng.sample(numbers, wanted)
 
 
-def _refuse(tallies: list[_Tally]) -> None:
-    """UserError for misfits that may not be dropped, or for a part without rows."""
-    lines = []
-    for tally in tallies:
-        if tally.refused:
-            more = tally.invalid - len(tally.problems)
-            lines += [
-                f"{tally.where}: {tally.invalid} of {tally.read} rows do not fit; correct them, filter them out, map "
-                "other columns, or set drop_invalid: true to leave them out:",
-                *(f"  {problem}" for problem in tally.problems),
-                *([f"  and {more} rows more"] if more else []),
-            ]
-        elif not tally.kept:
-            first = f"; the first: {tally.problems[0]}" if tally.problems else ""
-            lines.append(
-                f"{tally.where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out, "
-                f"{tally.invalid} do not fit, and the others were there before or are a benchmark's{first}"
-            )
-    if lines:
-        raise UserError("\n".join(lines))
+def _problems(where: str, tally: Tally, drops: bool) -> list[str]:
+    """Return the lines on a part whose misfits may not be dropped, or without rows."""
+    if tally.invalid and not drops:
+        more = tally.invalid - len(tally.problems)
+        return [
+            f"{where}: {tally.invalid} of {tally.read} rows do not fit; correct them, filter them out, map other "
+            "columns, or set drop_invalid: true to leave them out:",
+            *(f"  {problem}" for problem in tally.problems),
+            *([f"  and {more} rows more"] if more else []),
+        ]
+    first = f"; the first: {tally.problems[0]}" if tally.problems else ""
+    none = (
+        f"{where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out, "
+        f"{tally.invalid} do not fit, and the others were there before or are a benchmark's{first}"
+    )
+    return [] if tally.kept else [none]

@@ -7,8 +7,6 @@ from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from scripts.rows.messages import last_user_text, text_of
-
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 SYSTEM = ("system", "developer")
@@ -93,12 +91,6 @@ def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
         else:
             tools.append({"type": "function", "function": function})
     return tools
-
-
-def text_in(messages: list[Message]) -> str:
-    """Return the text of the last user message, or else of the last message."""
-    text = last_user_text(messages)
-    return text_of(messages[-1].get("content")) if text is None else text
 
 
 def with_system(messages: list[Message], text: str) -> list[Message]:

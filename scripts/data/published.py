@@ -44,14 +44,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.content)
 
-    @property
-    def before(self) -> str:
-        """The text before a row's number in messages."""
-        return f"{self.shown}:" if isinstance(self.content, list) else f"{self.shown}: row "
-
     def place(self, index: int) -> str:
         """Return a row's place for messages."""
-        return f"{self.before}{self.first + index}"
+        before = ":" if isinstance(self.content, list) else ": row "
+        return f"{self.shown}{before}{self.first + index}"
 
     @cached_property
     def rows(self) -> list[Row | RowError]:

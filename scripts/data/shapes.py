@@ -25,7 +25,6 @@ from scripts.data.conversations import (
     as_text,
     as_tools,
     shared_start,
-    text_in,
     with_images,
     with_system,
     with_template,
@@ -34,6 +33,7 @@ from scripts.data.conversations import (
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.kinds import contract_of
+from scripts.rows.messages import closing_text
 
 Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")
@@ -207,7 +207,7 @@ class Mapper:
             raise Misfit("no environment rewards it; set environment")
         row["responses_create_params"] = {"input": messages} | self._tools(published, flat=True)
         if "question" in self.fields and ("question" not in self.column or field == "question"):
-            row["question"] = text_in(messages)
+            row["question"] = closing_text(messages)
         expected = self._first("expected_answer", "answer")
         name = "expected_answer" if "expected_answer" in self.fields else expected
         if expected and (name == "expected_answer" or self.rows.answer_after):

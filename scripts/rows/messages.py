@@ -35,6 +35,12 @@ def last_user_text(messages: Iterable[Message], picture: str | None = None) -> s
     return text_of(from_user[-1].get("content"), picture) if from_user else None
 
 
+def closing_text(messages: list[Message], picture: str | None = None) -> str:
+    """Return the text of the last user message, or else of the last message."""
+    text = last_user_text(messages, picture)
+    return text_of(messages[-1].get("content"), picture) if text is None else text
+
+
 def last_question(row: dict[str, Any]) -> str:
     """Return the stripped text of a row's last user message, empty without one."""
     return (last_user_text(messages_of(row)) or "").strip()

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from scripts.errors import UserError
-from scripts.rows.messages import last_user_text, messages_of, text_of
+from scripts.rows.messages import closing_text, messages_of
 
 Row = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -54,9 +54,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 def prompt_for_reading(row: Row) -> str:
     """Return the last user message as text, or else the last message; a picture is [picture]."""
-    messages = messages_of(row)
-    text = last_user_text(messages, PICTURE)
-    return text_of(messages[-1].get("content"), PICTURE) if text is None else text
+    return closing_text(messages_of(row), PICTURE)
 
 
 def pictures_of(messages: Messages) -> list[str]:

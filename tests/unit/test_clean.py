@@ -22,10 +22,9 @@ def left(rows, by=None, **benchmarks):
     """The rows that stay, given by twos, and what the record says of the others."""
     cleaner = Cleaner(by, benchmarks)
     marks = [mark_of(row, next(kind for kind in KINDS.values() if kind.fields & row.keys()), by) for row in rows]
+    lines = [(f"row {number}", b"", mark) for number, mark in enumerate(marks, start=1)]
     kept = [
-        start + number
-        for start in range(0, len(rows), 2)
-        for number in cleaner.kept(marks[start : start + 2], lambda number, start=start: f"row {start + number + 1}")
+        int(place[4:]) - 1 for start in range(0, len(rows), 2) for place, *_ in cleaner.kept(lines[start : start + 2])
     ]
     return kept, cleaner.describe()
 
