@@ -62,7 +62,7 @@ rule evaluate:
         recipe=CONFIG.recipe,
     shell:
         "python -m scripts.evaluate.score --recipe {params.recipe:q} --export {input.export:q}"
-        " --parent-rollouts {input.parent_rollouts:q} --config {input.config:q} --model {input.model:q}"
+        " --start {input.parent_rollouts:q} {input.config:q} {input.model:q}"
         " --validation {input.splits:q} --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
 

@@ -149,14 +149,13 @@ def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:
 
 def words_of(choice: Choice) -> str:
     """Describe a choice in a line: candidates, score, ties, candidates left out."""
-    candidates, best = choice["candidates"], choice["candidates"][0]
+    best, *others = choice["candidates"]
     bounds = "" if best["low"] is None else f", 95 % interval {best['low']:.3f} to {best['high']:.3f}"
-    says = f"{choice['stage']}: {', '.join(choice['chosen'])} chosen among {len(candidates)} by {choice['by']}"
-    says += f" (highest {best['score']:.3f}{bounds})"
-    if tied := ", ".join(each["name"] for each in candidates if each["tied"]):
-        says += f"; tied with {best['name']}: {tied}"
-    left_out = ", ".join(f"{each['name']} ({each['left_out']})" for each in candidates if each["left_out"])
-    return f"{says}; left out: {left_out}" if left_out else says
+    says = f"{choice['stage']}: {best['name']} chosen among {len(others) + 1} by {choice['by']}"
+    tied = [each["name"] for each in others if each["tied"]]
+    left_out = [f"{each['name']} ({each['left_out']})" for each in others if each["left_out"]]
+    more = "".join(f"; {what}: {', '.join(names)}" for what, names in (("tied", tied), ("left out", left_out)) if names)
+    return f"{says} (highest {best['score']:.3f}{bounds}){more}"
 
 
 def main() -> None:

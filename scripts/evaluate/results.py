@@ -15,6 +15,8 @@ from scripts.stage.bootstrap import Change, changes
 from scripts.stage.tables import ROLLOUTS
 
 KEPT = ("response", "reward", "tokens", "cut")
+MEAN = None
+"""The key of the environments' mean, beside their names."""
 BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
 
@@ -76,21 +78,14 @@ def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict
     """
     rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
     rows = dict(list(rewards.groupby("environment")))
-    before, after = ({name: _mean(part[column]) for name, part in rows.items()} for column in (BEFORE, AFTER))
-    from_parent, mean_from_parent = _changes(rows, BEFORE)
-    from_first, mean_from_first = _changes(rows, FIRST)
-
-    def scores(before: float | None, after: float, change: Change | None, first: Change | None) -> dict[str, Any]:
-        return {"before": before, "after": after, "change": change, "change_from_first": first}
-
+    figures = {"before": _means(rows, BEFORE), "after": _means(rows, AFTER)}
+    figures |= {"change": _changes(rows, BEFORE), "change_from_first": _changes(rows, FIRST)}
+    scores = {name: {key: values[name] for key, values in figures.items()} for name in (*rows, MEAN)}
     return {
         **{key: export[key] for key in ("stage", "step", "content")},
         "decoding": decoding,
-        "environments": {
-            name: {"rows": len(part)} | scores(before[name], after[name], from_parent[name], from_first[name])
-            for name, part in rows.items()
-        },
-        "mean": scores(_mean_of_means(before), _mean_of_means(after), mean_from_parent, mean_from_first),
+        "environments": {name: {"rows": len(part)} | scores[name] for name, part in rows.items()},
+        "mean": scores[MEAN],
     }
 
 
@@ -112,17 +107,14 @@ def format_mean(mean: dict[str, Any]) -> str:
     return f"held-out mean {start} -> {mean['after']:.3f}{interval}"
 
 
-def _changes(rows: dict[str, pd.DataFrame], since: str) -> tuple[dict[str, Change | None], Change | None]:
+def _changes(rows: dict[str, pd.DataFrame], since: str) -> dict[str | None, Change | None]:
     differences = {name: (part[AFTER] - part[since]).to_numpy() for name, part in rows.items()}
     known = {name: values for name, values in differences.items() if not np.isnan(values).any()}
     found, mean = changes(known)
-    return dict.fromkeys(rows) | found, mean if len(known) == len(rows) else None
+    return dict.fromkeys(rows) | found | {MEAN: mean if len(known) == len(rows) else None}
 
 
-def _mean(rewards: pd.Series) -> float | None:
-    return None if rewards.isna().any() else round(float(rewards.mean()), 6)
-
-
-def _mean_of_means(scores: dict[str, float | None]) -> float | None:
-    known = [score for score in scores.values() if score is not None]
-    return round(fmean(known), 6) if len(known) == len(scores) else None
+def _means(rows: dict[str, pd.DataFrame], column: str) -> dict[str | None, float | None]:
+    rewards = {name: part[column] for name, part in rows.items()}
+    means = {name: None if each.isna().any() else round(float(each.mean()), 6) for name, each in rewards.items()}
+    return means | {MEAN: None if None in means.values() else round(fmean(means.values()), 6)}

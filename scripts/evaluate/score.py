@@ -139,10 +139,12 @@ def main() -> None:
     parser.add_argument("--recipe", type=Path, required=True)
     parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
     parser.add_argument(
-        "--parent-rollouts", type=Path, nargs="?", help="the parent's rollouts.parquet: its scores after, ours before"
+        "--start",
+        type=Path,
+        required=True,
+        help="the stage's start: rollouts.parquet of a scored parent; else hf/record.json, or config.yaml of a fresh "
+        "model, to be scored as well",
     )
-    parser.add_argument("--config", type=Path, nargs="?", help="without a parent: config.yaml of a fresh model")
-    parser.add_argument("--model", type=Path, nargs="?", help="hf/record.json of the stage's start, to score as well")
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
@@ -160,16 +162,11 @@ def main() -> None:
     own = {name: sha256_file(path) for name, path in own_environments(recipe).items()}
     gym = repr((recipe.evaluation.gym, recipe.evaluation.gym_servers))
     asked = {"decoding": decoding, "environments": own, "gym": gym}
-    starts = (arguments.parent_rollouts, arguments.config, arguments.model)
-    if sum(start is not None for start in starts) != 1:
-        raise UserError("give --parent-rollouts or, for a stage without a scored parent, --config or --model")
-
-    kept = kept_scores(arguments.export, asked, next(filter(None, starts)), arguments.validation)
+    start, written = arguments.start, (decoding, arguments.rollouts, arguments.output)
+    kept = kept_scores(arguments.export, asked, start, arguments.validation)
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, which were asked for before", flush=True)
-        return write_results(
-            arguments.export, read_table(kept, ROLLOUTS), decoding, arguments.rollouts, arguments.output
-        )
+        return write_results(arguments.export, read_table(kept, ROLLOUTS), *written)
 
     def answers(model: Any, processor: Any) -> list[Answer]:
         return answer_rows(model, processor, arguments.validation, decoding)
@@ -182,19 +179,16 @@ def main() -> None:
             f"{unjudged['first']}",
             file=sys.stderr,
         )
-    if arguments.parent_rollouts is not None:
-        table = beside_parent(after, read_table(arguments.parent_rollouts, ROLLOUTS))
+    if start.suffix == ".parquet":
+        table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
-        start = (
-            load_export(arguments.model, arguments.accelerator)
-            if arguments.model
-            else fresh_model(read_config(arguments.config))
-        )
-        table = beside_model(after, answers(*start))
+        is_export = start.suffix == ".json"
+        model = load_export(start, arguments.accelerator) if is_export else fresh_model(read_config(start))
+        table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
         write_rollouts(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
-    write_results(arguments.export, table, decoding, arguments.rollouts, arguments.output, **counted)
+    write_results(arguments.export, table, *written, **counted)
 
 
 if __name__ == "__main__":

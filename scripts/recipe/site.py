@@ -1,7 +1,7 @@
 """Typed model of a site: settings of a machine or cluster. Changes no weight."""
 
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
 
@@ -21,9 +21,11 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 class Ports(Strict):
     """Ports of a stage's Ray cluster, equal on all nodes; a node carries one stage at a time."""
 
+    gone: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("workers_min", "workers_max"), "leave it out; Ray's worker processes take ports 10002 to 19999"
+    )
+
     gcs: Port = Field(6379, description="Port of the head, for the nodes and the driver.")
-    workers_min: Port = Field(10002, description="First port of Ray's worker processes.")
-    workers_max: Port = Field(19999, description="Last port of Ray's worker processes.")
 
 
 class LightJobs(Strict):

@@ -87,9 +87,7 @@ def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
     assert {stage for rule, stage in planned if rule == "convert"} == {"dpo"}
     assert {stage for rule, stage in planned if rule == "export"} == trl
     assert {stage for rule, stage in planned if rule == "evaluate"} == trl
-    before = (
-        r"--export results/short/rlvr1/hf/record.json --parent-rollouts  --config  --model results/short/dpo/hf/record"
-    )
+    before = r"--export results/short/rlvr1/hf/record.json --start +results/short/dpo/hf/record"
     assert re.search(before, output), "nobody scores its parent, so it does"
     assert {stage for rule, stage in planned if rule in ("train", "gate", "stage_page")} == trl | {"dpo"}
 

@@ -128,7 +128,7 @@ def symmetric_run(
         *("--wait=10", "sh", "-c", 'ray stop --force > /dev/null 2>&1; exec "$@"', "sh"),
         *("ray", "symmetric-run", f"--address={address}", f"--min-nodes={job.nodes}"),
         *(f"--num-gpus={slurm.gpus_per_node}", f"--num-cpus={job.threads * job.processes}", "--disable-usage-stats"),
-        *(f"--min-worker-port={slurm.ports.workers_min}", f"--max-worker-port={slurm.ports.workers_max}"),
+        *("--min-worker-port=10002", "--max-worker-port=19999"),
         *([f"--object-store-memory={slurm.object_store_mb * 1_000_000}"] if slurm.object_store_mb else []),
         *("--", *driver),
     ]
