@@ -1,10 +1,9 @@
 """Choose the best of a stage's variants or checkpoints by a score, and publish it in a folder like a stage's.
 
-The score is held_out_mean, the mean of eval.json; worst_environment_change, the lowest of the bounds by which gates
-judge (joint_low); or a task's score in benchmarks.json. A candidate not clearly below the best is tied: differences are
-taken on the same resampled rows (scripts.stage.bootstrap), and all comparisons with a candidate hold at once with 95 %
-(Bonferroni). So the truly best is chosen or tied in at least 95 of 100 choices (Hsu, Constrained simultaneous
-confidence intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
+The score is held_out_mean, the mean of eval.json, or a task's score in benchmarks.json. A candidate not clearly below
+the best is tied: differences are taken on the same resampled rows (scripts.stage.bootstrap), and all comparisons with a
+candidate hold at once with 95 % (Bonferroni). So the truly best is chosen or tied in at least 95 of 100 choices (Hsu,
+Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
 """
 
 import argparse
@@ -17,13 +16,12 @@ import numpy as np
 from scripts.errors import UserError, run_program
 from scripts.evaluate.benchmarks import interval_of, path_in, read_documents
 from scripts.files import filled_by_program, link_to, replace_directory, write_json
-from scripts.recipe.expand import HELD_OUT_MEAN, WORST_CHANGE
+from scripts.recipe.expand import HELD_OUT_MEAN
 from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
 from scripts.stage.bootstrap import LEAST_ROWS, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
 
-HELD_OUT = (HELD_OUT_MEAN, WORST_CHANGE)
 ROW = ["environment", "split", "line", "prompt"]
 FOLDERS, LINKS, HIDDEN = ("ckpt", "hf"), ("run", "exports"), shutil.ignore_patterns(".*")
 FILES = ("config.yaml", "metrics.parquet", "eval.json", "rollouts.parquet", "benchmarks.json", "gate.json")
@@ -85,33 +83,24 @@ def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scor
     """Return a candidate's score; LeftOut for a missing score or a gate's stop. `content` names its export."""
     if read_record(paths.gate, Gate)["verdict"] == "stop":
         raise LeftOut("its gate says stop")
-    path, kind = (paths.evaluation, Evaluation) if by in HELD_OUT else (paths.benchmarks, Benchmarks)
+    is_mean = by == HELD_OUT_MEAN
+    path, kind = (paths.evaluation, Evaluation) if is_mean else (paths.benchmarks, Benchmarks)
     if not path.exists():
         raise LeftOut(f"it has no {path.name}")
     record = read_record(path, kind)
     if record.get("content", content) != content:
         raise LeftOut(f"its {path.name} is of another export; snakemake {path}")
-    return _held_out(record, by, paths.rollouts) if by in HELD_OUT else _task(record, by, store)
+    return _held_out(record, paths.rollouts) if is_mean else _task(record, by, store)
 
 
-def _held_out(evaluation: Evaluation, by: str, rollouts: Path) -> Scored:
-    """Return a score on held-out rows."""
+def _held_out(evaluation: Evaluation, rollouts: Path) -> Scored:
+    """Return the mean on held-out rows."""
     rows = read_table(rollouts, ROLLOUTS).to_pandas().sort_values(ROW[:3])
-    asked, is_mean = rows[ROW].to_numpy().tolist(), by == HELD_OUT_MEAN
-    values = rows["reward_after"] - (0 if is_mean else rows["reward_before"])
-    means = resample({name: part.to_numpy() for name, part in values.groupby(rows["environment"])})
-    entries = evaluation["environments"]
-    if is_mean:
-        is_enough = len(rows) >= LEAST_ROWS and len(means) == len(entries)
-        mean = np.mean([*means.values()], axis=0) if is_enough else None
-        bounds = interval(mean) if is_enough else (None, None)
-        return Scored(evaluation["mean"]["after"], *bounds, asked, mean)
-    changes = {name: entry["change"] for name, entry in entries.items()}
-    if unmeasured := [name for name, change in changes.items() if change is None]:
-        raise LeftOut(f"no change of {unmeasured[0]} with an interval: too few rows, or not scored before the stage")
-    worst = min(changes.values(), key=lambda change: change["joint_low"])
-    lows = [means[name] - change["value"] + change["joint_low"] for name, change in changes.items()]
-    return Scored(worst["joint_low"], worst["joint_low"], worst["joint_high"], asked, np.min(lows, axis=0))
+    means = resample({name: part["reward_after"].to_numpy() for name, part in rows.groupby("environment")})
+    is_enough = len(rows) >= LEAST_ROWS and len(means) == len(evaluation["environments"])
+    mean = np.mean([*means.values()], axis=0) if is_enough else None
+    bounds = interval(mean) if is_enough else (None, None)
+    return Scored(evaluation["mean"]["after"], *bounds, rows[ROW].to_numpy().tolist(), mean)
 
 
 def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
@@ -163,7 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.choose", description=__doc__)
     parser.add_argument("--results", type=Path, required=True, help="the folder with the candidates' directories")
     parser.add_argument("--stage", required=True, help="the stage of the variants or checkpoints")
-    parser.add_argument("--by", required=True, help=f"{', '.join(HELD_OUT)} or a task of the evaluation")
+    parser.add_argument("--by", required=True, help=f"{HELD_OUT_MEAN} or a task of the evaluation")
     parser.add_argument("--candidates", nargs="+", required=True, help="their names; of equal scores the first counts")
     parser.add_argument("--store", type=Path, help="results/benchmarks, by which a task's documents are paired")
     parser.add_argument("--folder", type=Path, required=True, help="the choice's folder, to be filled")

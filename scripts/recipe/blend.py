@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.source import Files, Part, Reasoning, Rows, Share, Text
-from scripts.recipe.strict import Name, invalid
+from scripts.recipe.source import Files, Part, Reasoning, Rows, Share
+from scripts.recipe.strict import Name, Text, invalid, matching
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-RowKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")]
+RowKey = matching(r"^[0-9a-f]{12}$")
 MMPR_HOLDOUT = 2000
 IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),

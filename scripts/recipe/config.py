@@ -3,18 +3,16 @@
 import os
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PositiveInt, StringConstraints
+from pydantic import BeforeValidator, Field, PositiveInt
 
-from scripts.recipe.strict import Name, Strict
+from scripts.recipe.strict import Name, Strict, matching
 
 
 class Tracking(Strict):
     """Log published stages in Weights & Biases, with the API key of the environment (WANDB_API_KEY)."""
 
-    project: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")]
-    entity: Annotated[str, StringConstraints(pattern=r"^[\w.-]{1,128}$")] | None = Field(
-        None, description="Team or user; none: the account's own."
-    )
+    project: matching(r"^[\w.-]{1,128}$")
+    entity: matching(r"^[\w.-]{1,128}$") | None = Field(None, description="Team or user; none: the account's own.")
 
 
 class Config(Strict):

@@ -1,10 +1,10 @@
 """The success criteria of a finished stage."""
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, model_validator
 
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Strict, Text, invalid
 
 HELD_OUT = ("held_out_change", "worst_environment_change")
 WINDOW = 5
@@ -51,10 +51,10 @@ class Criterion(Strict):
     """A bound on a finished stage; docs/gates.md defines the metrics."""
 
     metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
-    environment: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+    environment: Text | None = Field(
         None, description="Of held_out_change: the environment; none: the mean, with equal weights of environments."
     )
-    benchmark: Annotated[str, StringConstraints(min_length=1)] | None = Field(
+    benchmark: Text | None = Field(
         None,
         exclude_if=lambda name: name is None,
         description="Of benchmark_score and benchmark_change: a task or benchmark of the evaluation.",

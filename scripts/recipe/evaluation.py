@@ -3,18 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
-from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
     from scripts.recipe.stage import StageSettings
 
 
-TaskName = Annotated[str, StringConstraints(pattern=r"^[\w][\w.:+-]*$")]
+TaskName = matching(r"^[\w][\w.:+-]*$")
 
 OF_TASKS = {"tasks", "apply_chat_template", "max_length", "chat_template_kwargs"}
 
@@ -23,7 +23,7 @@ class Task(Strict):
     """A task, group or tag of lm-evaluation-harness, with settings over its file's."""
 
     task: TaskName
-    num_fewshot: Annotated[int, Field(ge=0)] | None = Field(None, description="Examples before each question.")
+    num_fewshot: NonNegativeInt | None = Field(None, description="Examples before each question.")
     limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Documents of each task, as a number or share; none: all."
     )

@@ -15,7 +15,7 @@ from scripts.files import canonical_json, sha256_text
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
 from scripts.recipe.yaml_file import merge
 
-HELD_OUT_MEAN, WORST_CHANGE = "held_out_mean", "worst_environment_change"
+HELD_OUT_MEAN = "held_out_mean"
 KEYS = frozenset({"sweep", "best"})
 MADE = ("sweeps", "checkpoints", "choices")
 
@@ -31,9 +31,7 @@ class ParentChoice(Strict):
 
     stage: Name
     each: bool = Field(False, description="Start from each: the stage gets as many variants.")
-    best: str | None = Field(
-        None, description="Start from the best by held_out_mean, worst_environment_change or a task's score."
-    )
+    best: str | None = Field(None, description="Start from the best by held_out_mean or a task's score.")
     checkpoint: Annotated[PositiveInt | list[PositiveInt] | None, BeforeValidator(_check_steps)] = Field(
         None, description="Start from this step, or from the best of these; none: from the last."
     )

@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
 
-Address = Annotated[str, StringConstraints(pattern=r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")]
-ServerName = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)?$")]
+Address = matching(r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")
+ServerName = matching(r"^\w[\w.-]*(/\w[\w.-]*)?$")
 
 
 JUDGES_GONE = {
@@ -19,7 +19,7 @@ JUDGES_GONE = {
 class Gym(Strict):
     """NeMo-Gym's resources servers, which reward the rows of their agents in place of the verifiers here."""
 
-    version: Annotated[str, StringConstraints(pattern=r"^\d+(\.\w+)+$")] = Field(description="Of nemo-gym.")
+    version: matching(r"^\d+(\.\w+)+$") = Field(description="Of nemo-gym.")
     servers: Annotated[list[ServerName], Field(min_length=1)] = Field(
         description="By YAML file: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the folder's only file; "
         "math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."

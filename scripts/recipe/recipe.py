@@ -8,7 +8,7 @@ cluster.
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, ClassVar, Literal, Union
 
-from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.installed import backend_module, backend_names
@@ -16,11 +16,11 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
-from scripts.recipe.expand import HELD_OUT_MEAN, MADE, WORST_CHANGE, CheckpointOf, Choice, expand
+from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
+from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -63,7 +63,7 @@ class Recipe(Strict):
     name: Name
     description: str = ""
     seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
-    license: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")] | None = Field(
+    license: matching(r"^[a-z0-9][a-z0-9.-]*$") | None = Field(
         None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
     )
     release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
@@ -235,7 +235,12 @@ class Recipe(Strict):
                 if criterion.metric in BENCHMARKS and criterion.benchmark not in (None, *tasks):
                     raise misnamed(f"{at}.benchmark", "benchmark", criterion.benchmark, tasks)
         for choice in self.choices.values():
-            at, known = f"stages.{choice.stage}", [HELD_OUT_MEAN, WORST_CHANGE, *tasks]
+            at, known = f"stages.{choice.stage}", [HELD_OUT_MEAN, *tasks]
+            if choice.by == "worst_environment_change":
+                says = (
+                    f"best: {choice.by} is gone: choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
+                )
+                raise invalid(f"{says}, which leaves out what it stops", at)
             if choice.by not in known:
                 raise misnamed(at, "score", choice.by, known)
             if choice.by not in tasks and not all(map(self.is_scored, choice.among)):

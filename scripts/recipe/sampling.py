@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Strict
 
@@ -22,9 +22,7 @@ class Sampling(Strict):
     min_p: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."
     )
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
-        [], description="Tokens that end a response besides the model's."
-    )
+    stop_token_ids: list[NonNegativeInt] = Field([], description="Tokens that end a response besides the model's.")
     max_new_tokens: PositiveInt
     max_tool_calling_iterations: PositiveInt | None = Field(
         None, description="How often a policy may call tools in a response, where there are any; none: any number."

@@ -3,17 +3,17 @@
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from scripts.recipe.stage import Resources, StageSettings
-from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.strict import Name, Strict, invalid, matching
 
-Word = Annotated[str, StringConstraints(pattern=r"^[\w][\w.+-]*$")]
-Words = Annotated[str, StringConstraints(pattern=r"^[\w][\w.,+-]*$")]
-Constraint = Annotated[str, StringConstraints(pattern=r"^[\w\[(][\w.,+\-&|*()\[\]]*$")]
-Mount = Annotated[str, StringConstraints(pattern=r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")]
-Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-FolderPath = Annotated[str, StringConstraints(pattern=r"^/[^\s:,]*$")]
+Word = matching(r"^[\w][\w.+-]*$")
+Words = matching(r"^[\w][\w.,+-]*$")
+Constraint = matching(r"^[\w\[(][\w.,+\-&|*()\[\]]*$")
+Mount = matching(r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")
+Variable = matching(r"^[A-Za-z_][A-Za-z0-9_]*$")
+FolderPath = matching(r"^/[^\s:,]*$")
 GYM_PYTHON = ".venv-gym/bin/python"
 Port = Annotated[int, Field(ge=1024, le=65535)]
 
@@ -56,7 +56,7 @@ class Slurm(Strict):
     reservation: Word | None = None
     max_nodes: PositiveInt | None = Field(None, description="Most nodes of a job; none: by sinfo.")
     max_runtime: PositiveInt | None = Field(None, description="Longest time limit in minutes; a stage's is cut to it.")
-    gpus_per_node: Annotated[int, Field(ge=0)] = Field(8, description="Every node of a training gives all its GPUs.")
+    gpus_per_node: NonNegativeInt = Field(8, description="Every node of a training gives all its GPUs.")
     cpus_per_node: PositiveInt | None = Field(
         None, description="CPUs of a node for NeMo-RL's Ray; none: the launcher's number."
     )

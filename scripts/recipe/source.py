@@ -3,13 +3,12 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, StringConstraints, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Strict, Text, invalid, matching
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, StringConstraints(min_length=1)]
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
 LINKED = (".jsonl",)
 
@@ -98,7 +97,7 @@ class Rows(Files):
     environment: EnvironmentName | None = Field(None, description="The environment of rows that name none.")
     constants: dict[Text, Any] = Field({}, description="Prompts: fields with an equal value in all rows.")
     system_prompt: Text | None = Field(None, description="The first message of conversations without a system prompt.")
-    prompt_template: Annotated[str, StringConstraints(pattern=r"\{prompt\}")] | None = Field(
+    prompt_template: matching(r"\{prompt\}") | None = Field(
         None, description='What the last message of the user becomes, such as "{prompt}\\n\\nAnswer in \\boxed{}."'
     )
     answer_after: Text | None = Field(

@@ -6,7 +6,7 @@ A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSetting
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, WithJsonSchema, field_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
@@ -30,7 +30,7 @@ class Checkpointing(Strict):
         10, description="Steps between checkpoints; the last step always has a checkpoint."
     )
     keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
-    keep_top_k: Annotated[int, Field(ge=0)] = Field(0, description="Best checkpoints to keep besides the newest.")
+    keep_top_k: NonNegativeInt = Field(0, description="Best checkpoints to keep besides the newest.")
     metric_name: Literal["train:reward_mean", "train:loss"] = Field(
         "train:reward_mean", description="The metric, at the checkpoint's step, of the best."
     )

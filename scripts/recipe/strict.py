@@ -9,8 +9,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+
+def matching(pattern: str) -> Any:
+    """Return the type of texts that match a regular expression."""
+    return Annotated[str, StringConstraints(pattern=pattern)]
+
+
 NAME = r"^[a-z0-9][a-z0-9_.-]*$"
-Name = Annotated[str, StringConstraints(pattern=NAME)]
+Name = matching(NAME)
+Text = Annotated[str, StringConstraints(min_length=1)]
 
 WORDS = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
 ELSEWHERE = {theirs: ours for ours, words in WORDS.items() for theirs in words}

@@ -113,6 +113,7 @@ SWEPT = {"sweep": {"seed": [1, 2]}}
         ),
         ({}, {"stage": "rlvr1", "checkpoint": 8}, "rlvr1: has no step 8, its last is 6"),
         (SWEPT | {"best": "held_out"}, None, "stages.rlvr1: no score is named held_out; did you mean held_out_mean?"),
+        (SWEPT | {"best": "worst_environment_change"}, None, "is gone: choose by held_out_mean, and bound worst_env"),
         (
             SWEPT,
             "rlvr1",
