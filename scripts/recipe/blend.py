@@ -25,9 +25,8 @@ class Benchmark(Files):
     name: Name = Field(description="Its name in the counts.")
     columns: list[Text] = Field(min_length=1, description="Columns of text; of several, the mean overlap counts.")
     ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
-    overlap: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.5, description="Leave out a row when more than this share of an instance's words stand in shared n-grams."
-    )
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Leave out a row when more than this share of an instance's words stand in shared n-grams."""
 
 
 class Blend(Rows):
@@ -38,41 +37,40 @@ class Blend(Rows):
         description="prompts: rows that an environment rewards; demonstrations: rows with the answer to imitate; "
         "preferences: rows with a better and a worse answer.",
     )
-    environments: list[EnvironmentName] = Field(
-        [], description="Environments whose rows the blend may hold; none: any (NeMo-Gym's own names are free)."
-    )
+    environments: list[EnvironmentName] = Field([])
+    """Environments whose rows the blend may hold; none: any (NeMo-Gym's own names are free)."""
     format: Literal["jsonl", "mmpr", "mmpr_tiny"] = Field(
         "jsonl",
         description="How it is published: rows in a JSONL file, or images with their annotations as OpenGVLab/MMPR or "
         "OpenGVLab/MMPR-Tiny.",
     )
-    sources: list[Part] = Field(
-        [], description="Several sources instead of source and file, their rows mixed, with a share or rows of each."
-    )
-    shuffle: bool = Field(False, description="Mix the rows of each file or pattern; sources are always mixed.")
-    seed: int = Field(0, description="Another seed, another order of mixed rows, and other rows of a share.")
-    reasoning: Reasoning | None = Field(None, description="Demonstrations: how much reasoning some lose; none: none.")
-    rows: PositiveInt | None = Field(None, description="Rows to synthesize, held-out rows included.")
-    pictures: Share = Field(
-        0.0, description="Share of the synthesized math and multiple-choice rows that ask about a picture."
-    )
-    hallucinated_tools: bool = Field(
-        False, description="Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."
-    )
-    holdout: PositiveInt | Fraction = Field(
-        100, description="The last N rows, or this share of all rows, become the validation split."
-    )
+    sources: list[Part] = Field([])
+    """Several sources instead of source and file, their rows mixed, with a share or rows of each."""
+    shuffle: bool = False
+    """Mix the rows of each file or pattern; sources are always mixed."""
+    seed: int = 0
+    """Another seed, another order of mixed rows, and other rows of a share."""
+    reasoning: Reasoning | None = None
+    """Demonstrations: how much reasoning some lose; none: none."""
+    rows: PositiveInt | None = None
+    """Rows to synthesize, held-out rows included."""
+    pictures: Share = 0.0
+    """Share of the synthesized math and multiple-choice rows that ask about a picture."""
+    hallucinated_tools: bool = False
+    """Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."""
+    holdout: PositiveInt | Fraction = 100
+    """The last N rows, or this share of all rows, become the validation split."""
     test: int = Field(
         0, ge=0, description="The N rows before the validation split become a test split, for no training."
     )
-    allow: list[RowKey] = Field([], description="Bad rows to let pass, by the key that scripts.data.check prints.")
-    missing_images: Share = Field(0.0, description="Of format mmpr: the share of rows that may lack their image.")
-    deduplicate: Literal["prompt", "row"] | None = Field(
-        None,
-        description="Leave out rows with an earlier row's prompt, or equal to an earlier row; white space does not "
-        "count.",
-    )
-    decontaminate: list[Benchmark] = Field([], description="Leave out rows with prompts that overlap with benchmarks.")
+    allow: list[RowKey] = Field([])
+    """Bad rows to let pass, by the key that scripts.data.check prints."""
+    missing_images: Share = 0.0
+    """Of format mmpr: the share of rows that may lack their image."""
+    deduplicate: Literal["prompt", "row"] | None = None
+    """Leave out rows with an earlier row's prompt, or equal to an earlier row; white space does not count."""
+    decontaminate: list[Benchmark] = Field([])
+    """Leave out rows with prompts that overlap with benchmarks."""
 
     @property
     def names_environments(self) -> bool:

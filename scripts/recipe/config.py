@@ -12,7 +12,8 @@ class Tracking(Strict):
     """Log published stages in Weights & Biases, with the API key of the environment (WANDB_API_KEY)."""
 
     project: matching(r"^[\w.-]{1,128}$")
-    entity: matching(r"^[\w.-]{1,128}$") | None = Field(None, description="Team or user; none: the account's own.")
+    entity: matching(r"^[\w.-]{1,128}$") | None = None
+    """Team or user; none: the account's own."""
 
 
 class Config(Strict):
@@ -20,18 +21,22 @@ class Config(Strict):
 
     recipe: str = Field(description="Path of the recipe, from the project, or of a shipped recipe.")
     site: str = Field(description="Path of the site, from the project, or of a shipped site.")
-    run: Name | None = Field(None, description="Results go to results/<run>/; none: to results/.")
-    sample: PositiveInt | None = Field(
-        None, description="For a trial: only N training rows of each blend; results go to a folder sample-N."
-    )
-    results: str = Field("results", description="Where results go.")
-    seed: int | None = Field(None, description="Instead of the recipe's.")
-    model: str | None = Field(None, description="Name of the pretrained model to start from, instead of the recipe's.")
-    start: str | None = Field(
-        None, description="The stage to start from the model, instead of the recipe's; earlier stages are left out."
-    )
-    over_budget: bool = Field(False, description="Train although the plan exceeds the site's budget_gpu_hours.")
-    tracking: Tracking | None = Field(None, description="Log published stages to W&B; none: nothing is logged.")
+    run: Name | None = None
+    """Results go to results/<run>/; none: to results/."""
+    sample: PositiveInt | None = None
+    """For a trial: only N training rows of each blend; results go to a folder sample-N."""
+    results: str = "results"
+    """Where results go."""
+    seed: int | None = None
+    """Instead of the recipe's."""
+    model: str | None = None
+    """Name of the pretrained model to start from, instead of the recipe's."""
+    start: str | None = None
+    """The stage to start from the model, instead of the recipe's; earlier stages are left out."""
+    over_budget: bool = False
+    """Train although the plan exceeds the site's budget_gpu_hours."""
+    tracking: Tracking | None = None
+    """Log published stages to W&B; none: nothing is logged."""
 
     compare: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
         [],

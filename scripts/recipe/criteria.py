@@ -51,17 +51,15 @@ class Criterion(Strict):
     """A bound on a finished stage; docs/gates.md defines the metrics."""
 
     metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
-    environment: Text | None = Field(
-        None, description="Of held_out_change: the environment; none: the mean, with equal weights of environments."
-    )
+    environment: Text | None = None
+    """Of held_out_change: the environment; none: the mean, with equal weights of environments."""
     benchmark: Text | None = Field(
         None,
         exclude_if=lambda name: name is None,
         description="Of benchmark_score and benchmark_change: a task or benchmark of the evaluation.",
     )
-    against: Literal["parent", "first"] = Field(
-        "parent", description="Of changes of scores: since the stage's parent, or since the chain's first scored stage."
-    )
+    against: Literal["parent", "first"] = "parent"
+    """Of changes of scores: since the stage's parent, or since the chain's first scored stage."""
     min: float | None = None
     max: float | None = None
     action: Literal["stop", "warn"] = "stop"

@@ -23,19 +23,16 @@ class Task(Strict):
     """A task, group or tag of lm-evaluation-harness, with settings over its file's."""
 
     task: TaskName
-    num_fewshot: NonNegativeInt | None = Field(None, description="Examples before each question.")
-    limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Documents of each task, as a number or share; none: all."
-    )
-    gen_kwargs: dict[str, bool | int | float | str | list[str]] = Field(
-        {}, description="Over the task's generation_kwargs, such as {max_gen_toks: 2048, temperature: 0.6}."
-    )
-    metric: str | None = Field(
-        None, description="The counting metric, such as exact_match,flexible-extract; none: the task's first."
-    )
-    include_path: str | None = Field(
-        None, description="The folder of your task's file, from Snakemake's working directory."
-    )
+    num_fewshot: NonNegativeInt | None = None
+    """Examples before each question."""
+    limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Documents of each task, as a number or share; none: all."""
+    gen_kwargs: dict[str, bool | int | float | str | list[str]] = Field({})
+    """Over the task's generation_kwargs, such as {max_gen_toks: 2048, temperature: 0.6}."""
+    metric: str | None = None
+    """The counting metric, such as exact_match,flexible-extract; none: the task's first."""
+    include_path: str | None = None
+    """The folder of your task's file, from Snakemake's working directory."""
 
 
 def files_of_task(task: Task) -> list[str]:
@@ -53,23 +50,27 @@ class Evaluation(Sampling):
         "nodes": "leave it out; exports are scored on one node",
     }
 
-    tasks: list[TaskName | Task] = Field(
-        [], description="Tasks of lm-evaluation-harness on which every stage's export is scored (benchmarks.json)."
-    )
-    apply_chat_template: bool = Field(True, description="Of tasks: where the export has a template.")
-    max_length: PositiveInt | None = Field(
-        None, description="Of tasks: most tokens of prompt and response; none: the model's limit."
-    )
-    chat_template_kwargs: TemplateVariables = Field(
-        {}, description="Variables of the chat template, such as enable_thinking."
-    )
+    tasks: list[TaskName | Task] = Field([])
+    """Tasks of lm-evaluation-harness on which every stage's export is scored (benchmarks.json)."""
+    apply_chat_template: bool = True
+    """Of tasks: where the export has a template."""
+    max_length: PositiveInt | None = None
+    """Of tasks: most tokens of prompt and response; none: the model's limit."""
+    chat_template_kwargs: TemplateVariables = Field({})
+    """Variables of the chat template, such as enable_thinking."""
     temperature: float = Field(0.0, ge=0, description="0: greedy.")
-    max_new_tokens: PositiveInt | None = Field(None, description="None, beside tasks: no held-out scores are taken.")
-    blends: list[Name] | None = Field(None, description="None: every blend of prompts.")
-    stages: list[Name] | None = Field(None, description="Stages to score, of any backend; none: stages of backend trl.")
-    gym: Gym | None = Field(None, description="None: the verifiers here score the rows.")
-    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
-    test: bool = Field(False, description="Score the chain's ends on the blends' test rows too (test.json).")
+    max_new_tokens: PositiveInt | None = None
+    """None, beside tasks: no held-out scores are taken."""
+    blends: list[Name] | None = None
+    """None: every blend of prompts."""
+    stages: list[Name] | None = None
+    """Stages to score, of any backend; none: stages of backend trl."""
+    gym: Gym | None = None
+    """None: the verifiers here score the rows."""
+    gym_servers: dict[ServerName, GymServer] = Field({})
+    """How Gym's servers are reached, by name."""
+    test: bool = False
+    """Score the chain's ends on the blends' test rows too (test.json)."""
 
     @property
     def task_list(self) -> list[Task]:

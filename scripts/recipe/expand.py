@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PositiveInt, ValidationError
+from pydantic import BeforeValidator, PositiveInt, ValidationError
 
 from scripts.files import canonical_json, sha256_text
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
@@ -30,11 +30,12 @@ class ParentChoice(Strict):
     """Variants or checkpoints of a stage to start from."""
 
     stage: Name
-    each: bool = Field(False, description="Start from each: the stage gets as many variants.")
-    best: str | None = Field(None, description="Start from the best by held_out_mean or a task's score.")
-    checkpoint: Annotated[PositiveInt | list[PositiveInt] | None, BeforeValidator(_check_steps)] = Field(
-        None, description="Start from this step, or from the best of these; none: from the last."
-    )
+    each: bool = False
+    """Start from each: the stage gets as many variants."""
+    best: str | None = None
+    """Start from the best by held_out_mean or a task's score."""
+    checkpoint: Annotated[PositiveInt | list[PositiveInt] | None, BeforeValidator(_check_steps)] = None
+    """Start from this step, or from the best of these; none: from the last."""
 
 
 class CheckpointOf(Strict):

@@ -24,25 +24,24 @@ class Gym(Strict):
         description="By YAML file: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the folder's only file; "
         "math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."
     )
-    settings: dict[ServerName, dict[str, Any]] = Field(
-        {}, description="Settings in place of a server's YAML, by server."
-    )
-    agents: dict[ServerName, list[Name]] = Field(
-        {}, description="Agents (agent_ref.name) whose rows a server rewards; none: the agents in the YAML."
-    )
+    settings: dict[ServerName, dict[str, Any]] = Field({})
+    """Settings in place of a server's YAML, by server."""
+    agents: dict[ServerName, list[Name]] = Field({})
+    """Agents (agent_ref.name) whose rows a server rewards; none: the agents in the YAML."""
 
 
 class GymServer(Strict):
     """How a server is reached. Changes no weight."""
 
-    base_url: Address | None = Field(
-        None, description="The server's address; none: the server is started and ended with the work."
-    )
-    timeout: PositiveFloat = Field(120.0, description="Seconds that one answer may take.")
+    base_url: Address | None = None
+    """The server's address; none: the server is started and ended with the work."""
+    timeout: PositiveFloat = 120.0
+    """Seconds that one answer may take."""
     max_retries: int = Field(
         6, ge=0, description="Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."
     )
-    max_concurrency: PositiveInt = Field(16, description="Responses that the server verifies at a time.")
+    max_concurrency: PositiveInt = 16
+    """Responses that the server verifies at a time."""
 
 
 def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:

@@ -29,7 +29,8 @@ class RandomModel(Strict):
     num_key_value_heads: PositiveInt
     initializer_range: PositiveFloat = 0.02
     rope_theta: PositiveFloat = 10000.0
-    vision: RandomVision | None = Field(None, description="None: the model sees no pictures.")
+    vision: RandomVision | None = None
+    """None: the model sees no pictures."""
     tools: bool = Field(
         False,
         exclude_if=lambda tools: not tools,
@@ -45,12 +46,14 @@ class PretrainedModel(Strict):
     }
 
     name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
-    revision: str | None = Field(None, description="Commit of the repository.")
-    chat_template: str | None = Field(
-        None, description="A file with the chat template (Jinja), instead of the model's, if any."
-    )
-    eos_token: str | None = Field(None, description="The token that ends an answer, instead of the tokenizer's.")
-    pad_token: str | None = Field(None, description="The token that fills a batch, where the tokenizer has none.")
+    revision: str | None = None
+    """Commit of the repository."""
+    chat_template: str | None = None
+    """A file with the chat template (Jinja), instead of the model's, if any."""
+    eos_token: str | None = None
+    """The token that ends an answer, instead of the tokenizer's."""
+    pad_token: str | None = None
+    """The token that fills a batch, where the tokenizer has none."""
 
     @property
     def folder(self) -> Path | None:

@@ -19,8 +19,9 @@ class Probe(Strict):
         **dict.fromkeys(["rollouts", "prompts", "generations", "zero_variance_share", "truncation_rate"], _ROLLOUTS),
     }
 
-    rows: PositiveInt = Field(8, description="Rows of each environment to make answers from.")
-    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.25, description="Share of rows in which an empty answer, the prompt or another row's answer may pay as well."
-    )
-    action: Literal["stop", "warn"] = Field("stop", description="What a reward that cannot be trained on leads to.")
+    rows: PositiveInt = 8
+    """Rows of each environment to make answers from."""
+    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    """Share of rows in which an empty answer, the prompt or another row's answer may pay as well."""
+    action: Literal["stop", "warn"] = "stop"
+    """What a reward that cannot be trained on leads to."""

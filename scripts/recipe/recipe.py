@@ -62,26 +62,26 @@ class Recipe(Strict):
 
     name: Name
     description: str = ""
-    seed: int | None = Field(None, description="Of data and training; none: 0, and in NeMo-RL its config's.")
-    license: matching(r"^[a-z0-9][a-z0-9.-]*$") | None = Field(
-        None, description="Of the trained models, by the hub's name of it, for their cards; none: the cards state none."
-    )
-    release: Name | None = Field(None, description="Of NeMo-RL, by its name in envs/nemo-rl.yaml.")
-    note: str | None = Field(None, description="A note before training, shown by doctor and plan.")
+    seed: int | None = None
+    """Of data and training; none: 0, and in NeMo-RL its config's."""
+    license: matching(r"^[a-z0-9][a-z0-9.-]*$") | None = None
+    """Of the trained models, by the hub's name of it, for their cards; none: the cards state none."""
+    release: Name | None = None
+    """Of NeMo-RL, by its name in envs/nemo-rl.yaml."""
+    note: str | None = None
+    """A note before training, shown by doctor and plan."""
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
-    tables: dict[str, str] = Field(
-        {}, description="Revision, by dataset repository, of the external tables of placeholder rows; none: main."
-    )
+    tables: dict[str, str] = Field({})
+    """Revision, by dataset repository, of the external tables of placeholder rows; none: main."""
     model: RandomModel | PretrainedModel
-    environments: dict[Name, str] = Field(
-        {}, description="Environments of yours: by name, the Python file with functions that reward rows of the name."
-    )
+    environments: dict[Name, str] = Field({})
+    """Environments of yours: by name, the Python file with functions that reward rows of the name."""
     blends: dict[Name, Blend]
-    evaluation: Evaluation | None = Field(None, description="None: no held-out scores; the stages' metrics judge.")
+    evaluation: Evaluation | None = None
+    """None: no held-out scores; the stages' metrics judge."""
     defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
-    start: Name | None = Field(
-        None, description="The stage to start from the model; earlier stages are left out. None: all stages stay."
-    )
+    start: Name | None = None
+    """The stage to start from the model; earlier stages are left out. None: all stages stay."""
     stages: dict[Name, AnyStage] = Field(min_length=1)
     sweeps: SkipJsonSchema[dict[Name, dict[Name, dict[str, Any]]]] = Field({})
     checkpoints: SkipJsonSchema[dict[Name, CheckpointOf]] = Field({})

@@ -18,15 +18,15 @@ class Sampling(Strict):
 
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: PositiveInt | None = Field(None, description="Sample among so many likeliest tokens; none: all.")
-    min_p: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."
-    )
-    stop_token_ids: list[NonNegativeInt] = Field([], description="Tokens that end a response besides the model's.")
+    top_k: PositiveInt | None = None
+    """Sample among so many likeliest tokens; none: all."""
+    min_p: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."""
+    stop_token_ids: list[NonNegativeInt] = Field([])
+    """Tokens that end a response besides the model's."""
     max_new_tokens: PositiveInt
-    max_tool_calling_iterations: PositiveInt | None = Field(
-        None, description="How often a policy may call tools in a response, where there are any; none: any number."
-    )
+    max_tool_calling_iterations: PositiveInt | None = None
+    """How often a policy may call tools in a response, where there are any; none: any number."""
 
 
 class Tokenizer(Strict):
@@ -40,6 +40,5 @@ class Tokenizer(Strict):
         "template of TRL (qwen3_training), published with the stage. A template other than the "
         "parent's needs template_change: true.",
     )
-    chat_template_kwargs: TemplateVariables = Field(
-        {}, description="Variables of the chat template, such as enable_thinking."
-    )
+    chat_template_kwargs: TemplateVariables = Field({})
+    """Variables of the chat template, such as enable_thinking."""

@@ -17,8 +17,10 @@ class SyntheticSource(Strict):
     """Blends written by demo.synthesize, laid out as the published blends are on the hub."""
 
     kind: Literal["synthetic"]
-    seed: int = Field(0, description="Another seed, another data set.")
-    placeholder_share: Share = Field(0.2, description="Share of the math rows written as _hf_placeholder rows.")
+    seed: int = 0
+    """Another seed, another data set."""
+    placeholder_share: Share = 0.2
+    """Share of the math rows written as _hf_placeholder rows."""
 
 
 class _Published(Strict):
@@ -46,7 +48,8 @@ class HubSource(_Published):
 
     kind: Literal["hub"]
     repository: str
-    revision: str = Field("main", description="A commit; a branch is resolved once, and the commit recorded.")
+    revision: str = "main"
+    """A commit; a branch is resolved once, and the commit recorded."""
 
 
 class FolderSource(_Published):
@@ -59,9 +62,8 @@ class FolderSource(_Published):
 class Files(Strict):
     """Published files."""
 
-    source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = Field(
-        None, description="Instead of the recipe's."
-    )
+    source: Annotated[HubSource | FolderSource, Field(discriminator="kind")] | None = None
+    """Instead of the recipe's."""
     file: str | list[str] | None = Field(
         None,
         description="In the source: Parquet, CSV, TSV, JSONL or JSON, may be compressed; with * and ** several, and "
@@ -91,28 +93,28 @@ class Rows(Files):
         description="Columns of fields with other names: {prompt: question, expected_answer: answer}; gsm8k and "
         "tulu3: the columns of these data sets. None: the standard shapes (docs/data.md).",
     )
-    filter: list[tuple[Text, Operator, Any]] = Field(
-        [], description="Conditions on rows, all to be met, in pyarrow's form: [[difficulty, '>=', 3]]."
-    )
-    environment: EnvironmentName | None = Field(None, description="The environment of rows that name none.")
-    constants: dict[Text, Any] = Field({}, description="Prompts: fields with an equal value in all rows.")
-    system_prompt: Text | None = Field(None, description="The first message of conversations without a system prompt.")
+    filter: list[tuple[Text, Operator, Any]] = Field([])
+    """Conditions on rows, all to be met, in pyarrow's form: [[difficulty, '>=', 3]]."""
+    environment: EnvironmentName | None = None
+    """The environment of rows that name none."""
+    constants: dict[Text, Any] = Field({})
+    """Prompts: fields with an equal value in all rows."""
+    system_prompt: Text | None = None
+    """The first message of conversations without a system prompt."""
     prompt_template: matching(r"\{prompt\}") | None = Field(
         None, description='What the last message of the user becomes, such as "{prompt}\\n\\nAnswer in \\boxed{}."'
     )
-    answer_after: Text | None = Field(
-        None,
-        description="A mark, such as '####', between reasoning and answer; of several the last counts. Numbers lose "
-        "commas.",
-    )
+    answer_after: Text | None = None
+    """A mark, such as '####', between reasoning and answer; of several the last counts. Numbers lose commas."""
     completion_template: Text | None = Field(
         None, description='What the answer becomes in demonstrations, such as "{reasoning}\\n\\boxed{{answer}}".'
     )
-    remove: Text | None = Field(None, description="A regular expression; matches are taken out of completions.")
-    json_columns: list[Text] = Field([], description="Columns whose texts are JSON (tools always may be).")
-    drop_invalid: bool = Field(
-        False, description="Leave out and count rows that do not fit, rather than refuse the blend."
-    )
+    remove: Text | None = None
+    """A regular expression; matches are taken out of completions."""
+    json_columns: list[Text] = Field([])
+    """Columns whose texts are JSON (tools always may be)."""
+    drop_invalid: bool = False
+    """Leave out and count rows that do not fit, rather than refuse the blend."""
 
     @field_validator("remove")
     @classmethod
@@ -127,8 +129,10 @@ class Rows(Files):
 class Part(Rows):
     """A source of a mixture; the blend's settings fill in."""
 
-    share: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="Share of the rows, drawn by the seed.")
-    rows: PositiveInt | None = Field(None, description="Number of rows, drawn by the seed.")
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the rows, drawn by the seed."""
+    rows: PositiveInt | None = None
+    """Number of rows, drawn by the seed."""
 
     @model_validator(mode="after")
     def _one_amount(self) -> "Part":
@@ -140,8 +144,10 @@ class Part(Rows):
 class Reasoning(Strict):
     """Demonstrations that lose part of their reasoning, but not the answer after."""
 
-    strip_share: Share = Field(0.1, description="Share of the rows with reasoning that lose the reasoning.")
-    truncate_share: Share = Field(0.03, description="Share of these rows that keep the reasoning's beginning.")
+    strip_share: Share = 0.1
+    """Share of the rows with reasoning that lose the reasoning."""
+    truncate_share: Share = 0.03
+    """Share of these rows that keep the reasoning's beginning."""
     budgets: list[PositiveInt] = Field(
         [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets a number below its length."
     )

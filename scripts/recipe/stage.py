@@ -26,18 +26,17 @@ KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo"
 class Checkpointing(Strict):
     """When a run directory gets a checkpoint. Changes no weight."""
 
-    save_period: PositiveInt = Field(
-        10, description="Steps between checkpoints; the last step always has a checkpoint."
-    )
-    keep_last_k: PositiveInt | None = Field(None, description="Newest checkpoints to keep; none: all.")
-    keep_top_k: NonNegativeInt = Field(0, description="Best checkpoints to keep besides the newest.")
-    metric_name: Literal["train:reward_mean", "train:loss"] = Field(
-        "train:reward_mean", description="The metric, at the checkpoint's step, of the best."
-    )
+    save_period: PositiveInt = 10
+    """Steps between checkpoints; the last step always has a checkpoint."""
+    keep_last_k: PositiveInt | None = None
+    """Newest checkpoints to keep; none: all."""
+    keep_top_k: NonNegativeInt = 0
+    """Best checkpoints to keep besides the newest."""
+    metric_name: Literal["train:reward_mean", "train:loss"] = "train:reward_mean"
+    """The metric, at the checkpoint's step, of the best."""
     higher_is_better: bool = True
-    keep_steps: list[PositiveInt] = Field(
-        [], description="More steps to keep checkpoints of; multiples of save_period."
-    )
+    keep_steps: list[PositiveInt] = Field([])
+    """More steps to keep checkpoints of; multiples of save_period."""
 
     @field_validator("keep_steps")
     @classmethod
@@ -52,12 +51,11 @@ class Resources(Strict):
     """A stage's request to its site. Changes no weight."""
 
     nodes: PositiveInt = 1
-    runtime: PositiveInt = Field(60, description="Minutes of an allocation.")
+    runtime: PositiveInt = 60
+    """Minutes of an allocation."""
     mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: the partition's.")
-    step_seconds: PositiveFloat | None = Field(
-        None,
-        description="Expected seconds of a step until measured; none: all steps fit an allocation.",
-    )
+    step_seconds: PositiveFloat | None = None
+    """Expected seconds of a step until measured; none: all steps fit an allocation."""
 
 
 class Training(Strict):
@@ -153,28 +151,23 @@ class StageSettings(Training):
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
 
-    parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = Field(
-        None,
-        description="The stage to start from, or variants or checkpoints of a stage; none: the recipe's model.",
-    )
-    sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = Field(
-        None, description="Make variants of the stage, named by the settings that differ (docs/sweeps.md)."
-    )
-    best: Annotated[None, WithJsonSchema({"type": "string"})] = Field(
-        None, description="Choose the best variant by this score, also where no stage starts from it."
-    )
+    parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = None
+    """The stage to start from, or variants or checkpoints of a stage; none: the recipe's model."""
+    sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = None
+    """Make variants of the stage, named by the settings that differ (docs/sweeps.md)."""
+    best: Annotated[None, WithJsonSchema({"type": "string"})] = None
+    """Choose the best variant by this score, also where no stage starts from it."""
     blend: Name
-    seed: int | None = Field(None, description="Instead of the recipe's.")
-    max_truncated_share: Share = Field(
-        0.05, description="Refuse the stage when a larger share of its training rows is too long."
-    )
+    seed: int | None = None
+    """Instead of the recipe's."""
+    max_truncated_share: Share = 0.05
+    """Refuse the stage when a larger share of its training rows is too long."""
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
-    template_change: bool = Field(
-        False,
-        description="Chat template, special tokens and vocabulary may differ from the parent's.",
-    )
-    gate: list[Criterion] = Field([], description="The success criteria; none: the stage always passes.")
+    template_change: bool = False
+    """Chat template, special tokens and vocabulary may differ from the parent's."""
+    gate: list[Criterion] = Field([])
+    """The success criteria; none: the stage always passes."""
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the pinned versions that decide the weights, by name."""

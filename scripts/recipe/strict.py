@@ -51,7 +51,7 @@ class Strict(BaseModel):
     `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     gone: ClassVar[dict[str, str]] = {}
 
     @classmethod
