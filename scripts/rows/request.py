@@ -12,8 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rows.messages import Message
-
 T = TypeVar("T")
 Text = Annotated[str, Meta(min_length=1)]
 Positive = Annotated[int, Meta(ge=1)]
@@ -78,7 +76,6 @@ class InputImage(Struct, tag="input_image"):
     image_url: Text
     detail: Literal["low", "high", "auto"]
     file_id: str | None = None
-    text: ClassVar[str] = ""
 
 
 class OutputText(Struct, tag="output_text"):
@@ -93,7 +90,6 @@ class Refusal(Struct, tag="refusal"):
     """A refusal by the assistant."""
 
     refusal: str
-    text: ClassVar[str] = ""
 
 
 class Summary(Struct):
@@ -147,12 +143,6 @@ class Item(Struct):
             raise broken("content", "has a part that only an assistant's message with an id can have")
         if outputs < len(self.content):
             raise broken("content", "mixes parts that the assistant said with input_text or input_image")
-
-    def as_message(self) -> Message:
-        """Return role and joined text; no text unless a message."""
-        parts = self.content if isinstance(self.content, list) else ()
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
 
 
 class Tool(Struct, forbid_unknown_fields=True):
