@@ -1,6 +1,6 @@
 """Verify the files of a chain against the records: every hash, and every hash of hashes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.report.chain import Chain, Link, export_of, readable
-from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
-from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export, told
+from scripts.stage.paths import MODEL
 
 SHOWN_FROM_SECONDS = 2.0
 
@@ -123,11 +123,11 @@ def _contradictions(link: Link) -> Iterator[str]:
     record = link.paths.record
     if not link.on_disk:
         what = next(
-            _told(of_checkpoint, link), f"{record}: {'is of another checkpoint' if record.exists() else 'missing'}"
+            told(of_checkpoint, link.paths), f"{record}: {'is of another checkpoint' if record.exists() else 'missing'}"
         )
         yield f"{what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
         return
-    yield from _told(of_checkpoint, link)
+    yield from told(of_checkpoint, link.paths)
     model = link.record.get("model")
     if model and model["content"] != link.record["facts"]["parent_export"]:
         starts = link.record["facts"]["parent_export"]
@@ -142,17 +142,9 @@ def _contradictions(link: Link) -> Iterator[str]:
     yield from _export_contradictions(link)
 
 
-def _told(contradictions: Callable[[StagePaths], Iterator[str]], link: Link) -> Iterator[str]:
-    """Yield the contradictions of a link's record, or the record's damage."""
-    try:
-        yield from contradictions(link.paths)
-    except UserError as error:
-        yield str(error)
-
-
 def _export_contradictions(link: Link) -> Iterator[str]:
     path, exported = link.paths.export_record, export_of(link)
-    yield from _told(of_export, link)
+    yield from told(of_export, link.paths)
     if exported is None:
         if link.content is not None:
             yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"

@@ -42,9 +42,8 @@ def begin_attempt(
     `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
     scripts.stage.provenance tells.
     """
-    place = {"host": socket.gethostname(), "pid": os.getpid(), "slurm_job": own_job_id(), "nodes": nodes, "gpus": gpus}
-    what = {"code": code, "image": image}
-    _append(run, {"event": "begin", "step": step, "call": call, **place, **what, "time": time.time()})
+    begun = {"call": call, "nodes": nodes, "gpus": gpus, "code": code, "image": image}
+    _append(run, "begin", step, begun | {"host": socket.gethostname(), "slurm_job": own_job_id()})
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
@@ -53,7 +52,7 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
     lost (a node), failed, or waited (trained nothing, for another job does).
     """
-    _append(run, {"event": "end", "step": step, "outcome": outcome, "time": time.time()})
+    _append(run, "end", step, {"outcome": outcome})
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -97,7 +96,8 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     return None
 
 
-def _append(run: Path, entry: dict[str, Any]) -> None:
+def _append(run: Path, event: str, step: int, told: dict[str, Any]) -> None:
+    entry = {"event": event, "step": step, **told, "time": time.time()}
     path = run / "attempts.jsonl"
     cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
     with path.open("a", encoding="utf-8") as file:

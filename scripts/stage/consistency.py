@@ -1,8 +1,9 @@
 """Hold records against the files they describe, before anything is planned or trained from them."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import check_readable, sha256_file
@@ -55,10 +56,7 @@ def damage_of_stage(paths: StagePaths) -> list[str]:
     others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice, paths.test: Evaluation}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
     for contradictions in (_of_run, of_checkpoint, of_export):
-        try:
-            problems += contradictions(paths)
-        except UserError as error:
-            problems.append(str(error))
+        problems += told(contradictions, paths)
     if paths.metrics.exists() and not _is_parquet(paths.metrics):
         problems.append(f"{paths.metrics}: damaged (no Parquet file); {AGAIN}")
     return problems
@@ -68,6 +66,14 @@ def damage(path: Path, kind: type) -> Iterator[str]:
     """Yield a line if a record is damaged; a missing record is not."""
     try:
         read_if_there(path, kind)
+    except UserError as error:
+        yield str(error)
+
+
+def told(contradictions: Callable[[Any], Iterable[str]], of: Path | StagePaths) -> Iterator[str]:
+    """Yield the contradictions of a path or stage, or a damaged record's message."""
+    try:
+        yield from contradictions(of)
     except UserError as error:
         yield str(error)
 
@@ -84,11 +90,11 @@ def _is_parquet(path: Path) -> bool:
 
 def damage_of_blend(manifest: Path) -> Iterator[str]:
     """Yield a line if a manifest is damaged, and for every split of another size."""
-    try:
-        known = read_if_there(manifest, Manifest)
-    except UserError as error:
-        yield str(error)
-        return
+    return told(_of_blend, manifest)
+
+
+def _of_blend(manifest: Path) -> Iterator[str]:
+    known = read_if_there(manifest, Manifest)
     for path, split in _splits(manifest, known) if known else ():
         size = split.get("bytes")
         if size is not None and path.is_file() and path.stat().st_size != size:

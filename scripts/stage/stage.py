@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
@@ -18,7 +17,7 @@ from scripts.stage.store import folder_of, identity_of, open_training, stage_fac
 class Stage:
     """A stage, a checkpoint of a stage, or a choice, with its folder of results.
 
-    Files are read once; `reread` reads again. With `is_written` the config comes from
+    Files are read once, and again by a copy (dataclasses.replace). With `is_written` the config comes from
     config.yaml, so that a training job ignores later edits of the recipe. `root` holds the results of all runs and
     their store (None: `results` does).
     """
@@ -28,10 +27,6 @@ class Stage:
     name: str
     is_written: bool = False
     root: Path | None = None
-
-    def reread(self) -> Self:
-        """Return the stage, to read files again."""
-        return replace(self)
 
     @property
     def settings(self) -> StageSettings:

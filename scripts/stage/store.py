@@ -155,24 +155,12 @@ def unlinked(root: Path) -> list[Path]:
     return sorted(path for path in (*folders, *earlier) if path.is_dir() and not path.is_symlink())
 
 
-def published_steps(folder: Path) -> set[int]:
-    """Return the steps of a training folder that a ``ckpt`` of any run links to."""
-    root, name = folder.parent.parent, (folder.name, "checkpoints")
-    targets = {target.name for _, target in links(root) if target.parts[:2] == name}
-    return {checkpoint.step for checkpoint in checkpoints(folder) if checkpoint.path.name in targets}
-
-
 def tree_bytes(directory: Path) -> int:
     """Return the bytes that removing a folder frees; a file with a name elsewhere stays."""
-    names_seen: Counter[tuple[int, int]] = Counter()
-    size = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            status = os.lstat(Path(folder, name))
-            names_seen[status.st_dev, status.st_ino] += 1
-            if names_seen[status.st_dev, status.st_ino] == status.st_nlink:
-                size += status.st_blocks * 512
-    return size
+    found = [os.lstat(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names]
+    names = Counter((status.st_dev, status.st_ino) for status in found)
+    blocks = {(status.st_dev, status.st_ino): status for status in found}
+    return sum(512 * status.st_blocks for key, status in blocks.items() if names[key] == status.st_nlink)
 
 
 def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
@@ -186,10 +174,10 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     finish_removals(run)
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
-    kept = {checkpoint.step for checkpoint in [*newest, *_best(found, run, checkpointing)]}
-    removed = [checkpoint for checkpoint in found if checkpoint.step not in kept | {*checkpointing.keep_steps}]
-    published = published_steps(run) if removed else set()
-    removed = [checkpoint for checkpoint in removed if checkpoint.step not in published]
+    kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps}
+    removed = [each for each in found if each.step not in kept]
+    published = {target for _, target in links(run.parent.parent)} if removed else ()
+    removed = [each for each in removed if Path(run.name, "checkpoints", each.path.name) not in published]
     for checkpoint in removed:
         shutil.rmtree(checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}")))
     return [checkpoint.step for checkpoint in removed]
@@ -259,10 +247,8 @@ def _take(run: Path, folder: Path) -> None:
 
 def _mend(root: Path, paths: StagePaths) -> None:
     """Let the links of a stage that an earlier commit published lead into the store; move its exports there."""
-    published, exported = (
-        read_if_there(paths.record, CheckpointRecord),
-        read_if_there(paths.export_record, ExportRecord),
-    )
+    published = read_if_there(paths.record, CheckpointRecord)
+    exported = read_if_there(paths.export_record, ExportRecord)
     for link, record in ((paths.weights, published), (paths.export, exported)):
         if record and link.is_symlink() and link.readlink().parts[:2] == ("..", "run"):
             target = root.joinpath(STORE, record["identity"], *link.readlink().parts[2:])

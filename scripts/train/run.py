@@ -5,7 +5,6 @@ no rows left; whichever run trained it, it is published without training. Within
 the job's end and goes on in the next allocation. Exit status: 0 published; 75 to be continued; 1 failed.
 """
 
-import argparse
 import math
 import os
 from dataclasses import dataclass, field, replace
@@ -31,10 +30,9 @@ IDLE_NODES_SECONDS = 360.0
 
 @dataclass(frozen=True)
 class Attempt:
-    """Settings of an attempt; they change no weight.
+    """Settings of an attempt, which change no weight.
 
-    `call` numbers the call of Snakemake (0: a person's own), `patience` is the seconds to wait for another process that
-    trains the stage, `publish_only` forbids to train.
+    `call` numbers Snakemake's call (0: a person's own); `patience`: seconds to wait for another process that trains.
     """
 
     call: int = 0
@@ -43,17 +41,6 @@ class Attempt:
     publish_only: bool = False
     log: str = "what was printed above"
     allocation: Allocation = field(default_factory=Allocation)
-
-    @property
-    def nodes(self) -> int:
-        """Return the number of nodes."""
-        return len(self.allocation.job.nodes) if self.allocation.job else 1
-
-    @property
-    def gpus(self) -> int:
-        """Return the GPUs of all nodes together."""
-        site = self.allocation.site
-        return self.nodes * site.slurm.gpus_per_node if self.allocation.job and site and site.slurm else 0
 
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
@@ -64,12 +51,11 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned, content=False)
         if newest is not None and newest.step >= _reach(stage, run, newest).step:
-            print(
-                f"{stage.name}: step {newest.step} of identity {run.name} is already trained; publishing it", flush=True
-            )
+            trained = f"{stage.name}: step {newest.step} of identity {run.name} is already trained"
+            print(f"{trained}; publishing it", flush=True)
         elif (newest := _train(stage, run, attempt, stop)) is None:
             return UNFINISHED
-        if stage.reread().identity != stage.identity:
+        if replace(stage).identity != stage.identity:
             raise UserError(
                 f"{stage.name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
                 "start again to train what the recipe says now"
@@ -128,9 +114,11 @@ def _attempt(
 ) -> Checkpoint | None:
     """Let the backend train, and note the attempt; return the newest checkpoint after it."""
     backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
-    job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, attempt.nodes)
-    image = backend.image_of(stage, attempt.allocation.site)
-    begin_attempt(run, job.start, attempt.call, attempt.nodes, attempt.gpus, code_revision(), image)
+    allocated, site = attempt.allocation.job, attempt.allocation.site
+    nodes = len(allocated.nodes) if allocated else 1
+    gpus = nodes * site.slurm.gpus_per_node if allocated and site and site.slurm else 0
+    job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, nodes)
+    begin_attempt(run, job.start, attempt.call, nodes, gpus, code_revision(), backend.image_of(stage, site))
     try:
         backend.train(job, attempt.allocation)
         outcome = "unfinished" if stop.reason else "failed"
@@ -180,8 +168,11 @@ def main() -> int:
     if arguments.after_job:
         print(f"{stage.name}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)
         wait_for_job(str(arguments.after_job))
-    attempt, deadline = _attempt_of(arguments, stage), arguments.deadline
-    job, site = attempt.allocation.job, attempt.allocation.site
+    site = load_site(arguments.site, stage.recipe) if arguments.site else None
+    job = own_job() if site and site.slurm and own_job_id() else None
+    publish_only, deadline = bool(arguments.publish_only), arguments.deadline
+    patience = 0.0 if not arguments.wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
+    attempt = Attempt(arguments.call, arguments.threads, patience, publish_only, arguments.log, Allocation(job, site))
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - site.slurm.margin
     stop = StopRequest(deadline)
@@ -194,15 +185,6 @@ def main() -> int:
     if status == UNFINISHED and not stop.signalled and not attempt.publish_only:
         requeue(stage.training, attempt)
     return status
-
-
-def _attempt_of(arguments: argparse.Namespace, stage: Stage) -> Attempt:
-    site = load_site(arguments.site, stage.recipe) if arguments.site else None
-    job = own_job() if site and site.slurm and own_job_id() else None
-    publish_only = bool(arguments.publish_only)
-    patience = 0.0 if not arguments.wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
-    allocation = Allocation(job, site)
-    return Attempt(arguments.call, arguments.threads, patience, publish_only, arguments.log, allocation)
 
 
 if __name__ == "__main__":

@@ -57,14 +57,11 @@ def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_
     assert "─ model   qwen" in card.text and card.data.base_model is None
 
 
-def test_a_card_of_scores_of_another_export_is_refused(chain):
+def test_a_card_of_scores_of_another_export_is_refused_and_one_without_scores_says_so(chain):
     evaluation = read_json(chain / "rlvr1/eval.json")
     write_json(chain / "rlvr1/eval.json", evaluation | {"content": "0" * 16})
     with pytest.raises(UserError, match=r"eval.json: scores another export than .*; snakemake .*eval.json"):
         model_card(chain / "rlvr1/hf")
-
-
-def test_a_stage_without_scores_has_a_card_that_says_so(chain):
     (chain / "rlvr1/eval.json").unlink()
     card = model_card(chain / "rlvr1/hf")
     assert "- No held-out scores were taken." in card.text and card.data.eval_results is None
@@ -139,7 +136,11 @@ def test_pushed_again_no_large_file_is_sent_twice(hub, push):
     assert push().returncode == 0 and len(hub.asked(method="PUT")) == sent > 0
 
 
-def test_a_card_of_ones_own_is_pushed_as_it_is(hub, push, chain, tmp_path):
+def test_a_card_of_ones_own_is_pushed_as_it_is_unless_the_hub_finds_it_invalid(hub, push, chain, tmp_path):
+    (tmp_path / "mine.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    done = push("--card", str(tmp_path / "mine.md"))
+    assert done.returncode == 1 and "Invalid metadata in README.md" in done.stdout
+    assert [*hub.repositories["org/model"].commits.values()] == [{}]
     text = str(model_card(chain / "rlvr1/hf", "mit")).replace("Bias, safety", "Bias")
     (tmp_path / "mine.md").write_text(text)
     assert push("--card", str(tmp_path / "mine.md")).returncode == 0
@@ -185,10 +186,3 @@ def test_a_hub_that_fails_in_the_middle_leaves_no_half_pushed_model_and_the_next
     assert done.returncode == 1 and "run it again" in done.stdout
     assert [*hub.repositories["org/model"].commits.values()] == [{}]
     assert push().returncode == 0
-
-
-def test_a_card_that_the_hub_finds_invalid_is_not_pushed(hub, push, tmp_path):
-    (tmp_path / "mine.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    done = push("--card", str(tmp_path / "mine.md"))
-    assert done.returncode == 1 and "Invalid metadata in README.md" in done.stdout
-    assert [*hub.repositories["org/model"].commits.values()] == [{}]

@@ -109,7 +109,7 @@ def test_a_container_is_recorded_by_digest_or_by_the_record_beside_its_file(tmp_
 # --- what is shown ---
 
 
-def test_a_whole_chain_is_printed_as_a_tree_and_verified(made):
+def test_a_whole_chain_is_printed_as_a_tree_or_json_and_verified(made):
     done = lineage(made / "rlvr1/ckpt")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -117,6 +117,11 @@ def test_a_whole_chain_is_printed_as_a_tree_and_verified(made):
     assert "├─ data    rlvr1 of synthetic@synthetic-0; train " in done.stdout
     assert "└─ sft  step 3  identity " in done.stdout and "   ├─ seed    3" in lines
     assert "files are as recorded" in lines[-1]
+    document = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
+    assert [stage["stage"] for stage in document["stages"]] == ["sft", "rlvr1"] and document["problems"] is None
+    assert document["stages"][1]["parents"][0]["identity"] == document["stages"][0]["identity"]
+    done = lineage(made)
+    assert done.returncode == 1 and done.stderr.startswith(f"error: {made}: no published checkpoint")
 
 
 def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing(made, tmp_path):
@@ -128,12 +133,6 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
     assert "└─ sft  step 3 of 5  identity " in text and "├─ ended   32 rows skipped at 1 resume\n" in text
     (parent,) = parents_of(results / "sft/hf/record.json")
     assert parent["data_ended"] == ended["data_ended"], "what starts from it carries that on"
-
-
-def test_json_tells_the_stages_parents_first_and_without_verification_no_problems(made):
-    document = json.loads(lineage(made / "rlvr1/hf", "--json", "--no-verify").stdout)
-    assert [stage["stage"] for stage in document["stages"]] == ["sft", "rlvr1"] and document["problems"] is None
-    assert document["stages"][1]["parents"][0]["identity"] == document["stages"][0]["identity"]
 
 
 # --- what is found ---
@@ -203,8 +202,3 @@ def test_a_record_of_before_data_and_code_were_recorded_is_shown_and_verified_as
     rewrite(chain / "sft/ckpt/record.json", forget)
     done = lineage(chain / "sft/ckpt")
     assert done.returncode == 0 and "config  sha256" in done.stdout and "data" not in done.stdout.splitlines()[1:3]
-
-
-def test_a_path_without_a_checkpoint_is_one_clear_message(tmp_path):
-    done = lineage(tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith(f"error: {tmp_path}: no published checkpoint")

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -292,7 +293,7 @@ class World:
         stop, how = StopRequest(), Attempt(call=self.call)
         before = len(attempts_of(self.run, self.call))
         try:
-            status = train_stage((stage or self.stage).reread(), how, stop)
+            status = train_stage(replace(stage or self.stage), how, stop)
             why = reason_to_stop(self.run, self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status

@@ -25,7 +25,7 @@ def holder(owner: Path, seconds: float = 60) -> subprocess.Popen:
     return process
 
 
-def test_the_second_process_is_told_who_holds_the_run_directory(tmp_path, monkeypatch):
+def test_a_second_process_is_told_who_holds_the_lock_and_takes_it_over_when_that_is_killed(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     process = holder(tmp_path / "owner.json")
     try:
@@ -35,12 +35,6 @@ def test_the_second_process_is_told_who_holds_the_run_directory(tmp_path, monkey
     finally:
         process.kill()
         process.wait()
-
-
-def test_a_lock_left_by_a_killed_process_is_taken_over_and_removed(tmp_path):
-    process = holder(tmp_path / "owner.json")
-    process.kill()
-    process.wait()
     assert not is_alive(tmp_path / "owner.json")
     with hold(tmp_path / "owner.json"):
         assert read_owner(tmp_path / "owner.json")["pid"] == os.getpid()

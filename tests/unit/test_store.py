@@ -102,7 +102,7 @@ def train(monkeypatch):
     def train(stage: Stage, **attempt) -> tuple[int, list[int]]:
         backend = StandIn()
         monkeypatch.setattr("scripts.backends.trl.backend.BACKEND", backend)
-        return train_stage(stage.reread(), Attempt(**attempt), StopRequest()), backend.starts
+        return train_stage(replace(stage), Attempt(**attempt), StopRequest()), backend.starts
 
     return train
 
