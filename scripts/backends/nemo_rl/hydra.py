@@ -22,18 +22,12 @@ def hydra_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, int | float):
-        return _number(value)
+        return repr(value) if math.isfinite(value) else str(value)  # inf, -inf, nan
     if isinstance(value, list | tuple):
         return f"[{','.join(hydra_value(item) for item in value)}]"
     if isinstance(value, dict):
         return f"{{{','.join(f'{hydra_value(str(key))}:{hydra_value(item)}' for key, item in value.items())}}}"
     return _text(str(value))
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return "nan" if math.isnan(value) else repr(value)
 
 
 def _text(text: str) -> str:

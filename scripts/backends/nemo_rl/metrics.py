@@ -5,30 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
 from scripts.stage.progress import read_log
 
-NAMES = {
-    "train/reward": "reward_mean",
-    "train/total_reward/mean": "reward_mean",
-    "train/total_reward/stddev": "reward_std",
-    "train/gen_tokens_per_sample/mean": "response_length_mean",
-    "train/mean_gen_tokens_per_sample": "response_length_mean",
-    "train/gen_tokens_per_sample/max": "response_length_max",
-    "train/truncation_rate": "truncation_rate",
-    "train/approx_entropy": "entropy",
-    "train/loss": "loss",
-    "train/grad_norm": "grad_norm",
-    "train/lr": "lr",
-    "train/gen_kl_error": "gen_kl_error",
-    "train/token_mult_prob_error": "token_mult_prob_error",
-    "train/sampling_importance_ratio": "sampling_importance_ratio",
-    "train/num_valid_samples": "valid_samples",
-    "validation/val_loss": "validation_loss",
-    "timing/train/total_step_time": "seconds",
-}
+NAMES = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
 KL = "train/kl_penalty"
 LAST_OF_A_STEP = "seconds"
 LEARNED = "loss"
