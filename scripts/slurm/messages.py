@@ -86,7 +86,7 @@ class Messages:
                 return f"{target}: results of this call go to {self.config.folder}/; did you mean {meant}?"
         rest = parts[len(own) :] if parts[: len(own)] == own else parts[len(root) * (parts[: len(root)] == root) :]
         near = {file for file in files if file.startswith(f"{self.config.folder}/{rest[0]}/")} if rest else set()
-        if len(rest) > 1 and not near:
+        if len(rest) > 1 and (not near or rest[0] in self.recipe.sweeps):
             check_stage_name(self.recipe, rest[0], f"{target}: ")
         close = get_close_matches(target, near or files | {rule.name for rule in self.workflow.rules}, n=1, cutoff=0.5)
         some = f"targets are files, such as {self.config.folder}/{[*self.recipe.stages][-1]}/ckpt"
