@@ -54,7 +54,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     watch = _Watch(job, launch)
-    cluster = RaySub(launch, allocation.job, job.logs)
+    cluster = RaySub(launch, allocation.job, job.stage_directory.absolute() / "logs")
     try:
         cluster.watch(watch.is_over)
     finally:
