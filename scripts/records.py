@@ -397,12 +397,16 @@ def read_bytes(path: Path) -> bytes:
     """Return a file's content; FileNotFoundError, or UserError for an unreadable file."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError(f"{path}: not a file but a {'folder' if path.is_dir() else 'device or pipe'}; move it away")
+            raise UserError(
+                f"{path}: not a file but a {'folder' if path.is_dir() else 'device or pipe'}; remove or rename it"
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); whose is it, and may you read it?") from None
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); check the owner and the permission to read"
+        ) from None
 
 
 def parse_record(text: bytes, kind: type[Record]) -> Record:

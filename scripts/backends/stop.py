@@ -48,7 +48,7 @@ class StopRequest:
         UserError where the attempt is over: a process that outlived it must not save into the next attempt's folder.
         """
         if self.file is not None and not self.file.parent.is_dir():
-            raise UserError(f"{self.file.parent}: is gone, so the attempt that trains here is over; nothing was saved")
+            raise UserError(f"{self.file.parent}: is gone, so the attempt is over; nothing was saved")
         self._look()
         if self.reason is None and self.deadline is not None:
             left = self.deadline - time.time()
@@ -77,8 +77,8 @@ class StopRequest:
         name = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(f"{name}: saving at the end of this step", flush=True)
+        print(f"{name}: saving at the end of the step", flush=True)
         try:
             self.ask(name)
         except (OSError, UserError) as error:
-            print(f"{name} did not reach the processes that train: {error}", flush=True)
+            print(f"{name} did not reach the training processes: {error}", flush=True)

@@ -26,7 +26,7 @@ def verified_link(hf: Path) -> Link:
     if export_of(link) is None:
         raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
-        raise UserError("\n".join([f"{hf}: not pushed, it is not as its record says:", *found]))
+        raise UserError("\n".join([f"{hf}: not pushed, files differ from the record:", *found]))
     check_model(link.paths.export)
     return link
 
@@ -34,7 +34,7 @@ def verified_link(hf: Path) -> Link:
 def push(link: Link, repository: str, card: str, is_public: bool = False) -> str:
     """Push a verified stage's export and its card; return the page of the new commit."""
     if not get_token():
-        raise UserError("no token: export HF_TOKEN with one that may write, or run hf auth login")
+        raise UserError("no token: export HF_TOKEN with write access, or run hf auth login")
     exported, model = export_of(link), link.paths.export
     files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not os.isatty(2):
         disable_progress_bars()
     if arguments.card and arguments.license:
-        raise UserError("--license is for the card that is made; write it into the card that --card names")
+        raise UserError("--license is for the generated card; write the licence into the file of --card")
     link, card = verified_link(arguments.export), arguments.card
     made = str(model_card(arguments.export, arguments.license)) if card is None else None
     text = made or card.read_text(encoding="utf-8")

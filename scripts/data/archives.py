@@ -47,7 +47,7 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
             fsync_directory(target.parent)
     except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise UserError(
-            f"{archive}: damaged or cut short ({error}); delete it, and its copy in the hub's cache, and fetch it again"
+            f"{archive}: damaged or cut short ({error}); delete the file and the copy in the hub's cache, and fetch again"
         ) from None
     return extracted
 
@@ -60,14 +60,14 @@ def _members(opened: ZipFile, archive: Path, name: str) -> list[tuple[str, ZipIn
         if name in parts[:-1] and not info.is_dir():
             found.append((parts.index(name), info))
     if not found:
-        raise UserError(f"{archive}: has no folder {name}/ with files; is it the archive that the dataset publishes?")
+        raise UserError(f"{archive}: has no folder {name}/ with files; is the file the dataset's published archive?")
     depth = min(depth for depth, _ in found)
     members = []
     for at, info in found:
         if at == depth:
             path = "/".join(PurePosixPath(info.filename).parts[depth + 1 :])
             if ".." in path.split("/"):
-                raise UserError(f"{archive}: {info.filename!r} leads out of its folder; do not trust this archive")
+                raise UserError(f"{archive}: {info.filename!r} leads out of the folder; do not trust the archive")
             info.filename = path
             members.append((path, info))
     return members

@@ -122,7 +122,7 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     if empty := [file for file, tally in tallies.items() if not tally.rows]:
         raise UserError(f"{empty[0]}: no rows; the blend is empty")
     for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
-        print(f"warning: no bad row has the key {key}, which is allowed; take it out", file=sys.stderr)
+        print(f"warning: allow: no bad row has the key {key}; remove the key", file=sys.stderr)
     if any(tally.bad for tally in tallies.values()):
         raise UserError(_table(tallies))
     return tallies
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
     parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="check.json (default: only say what was found)")
+    parser.add_argument("--output", type=Path, help="check.json (default: only print the findings)")
     arguments = parser.parse_args()
     rules = Rules(KINDS[arguments.kind], frozenset(arguments.environments), frozenset(arguments.allow))
     tallies = check_files(arguments.split, rules, max(1, arguments.workers))

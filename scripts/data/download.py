@@ -67,7 +67,9 @@ def fetch_source(
         rows = [fresh / f"{name}.jsonl" for name, blend in own.items() if blend.format == "jsonl"]
         named: set[ExternalTable] = set().union(*fetcher.map(tables_named, rows))
         if named and synthetic:
-            raise UserError("an own blend has placeholder rows, whose tables the synthetic blends have; remove either")
+            raise UserError(
+                "a published blend and the synthetic blends both have placeholder rows, with different tables; remove either"
+            )
         parts = [part.source or recipe.source for blend in own.values() for part in blend.parts()]
         folders = [Path(source.path) for source in parts if isinstance(source, FolderSource)]
         ordered = sorted(named, key=attrgetter("repository"))
@@ -76,7 +78,7 @@ def fetch_source(
             fetcher.fetch(list(tables.values()))
         except UserError as error:
             hint = f"; or put the table below {folders[0] / 'tables'}" if folders else ""
-            raise UserError(f"a table that placeholder rows name: {error}{hint}") from None
+            raise UserError(f"a table of placeholder rows: {error}{hint}") from None
         record["tables"] |= {name: fetcher.origin(item.source)["revision"] for name, item in tables.items()}
         record["files"] = dict(sorted({**record["files"], **fetcher.described}.items()))
         write_json(fresh / "record.json", record)
@@ -174,7 +176,7 @@ def _wanted_table(table: ExternalTable, folders: list[Path], recipe: Recipe) -> 
 def main() -> None:
     """Command line of the download."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.download", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML whose blends to fetch")
+    parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML with the blends to fetch")
     parser.add_argument("--output", type=Path, required=True, help="directory for the blends, tables/ and record.json")
     parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
     arguments = parser.parse_args()

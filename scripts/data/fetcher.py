@@ -110,7 +110,7 @@ def _shown(item: Wanted) -> str:
 def _folder(source: FolderSource) -> Path:
     folder = Path(source.path)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder, but the recipe's source is there; correct the path")
+        raise UserError(f"{folder}: no folder there, but the recipe names the source so; correct the path")
     return folder
 
 
@@ -120,6 +120,6 @@ def _find(item: Wanted) -> Path:
     path = folder / item.file
     if not path.is_file():
         hint = near(item.file, sorted(files_below(folder)))
-        raise UserError(f"{path}: no such file, but the recipe's source should have it; {hint}")
+        raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
     with path.open("rb"):
         return path

@@ -134,11 +134,11 @@ def main() -> None:
         "--source",
         type=Path,
         required=True,
-        help="blend as published (JSONL); a record.json beside it tells its origin",
+        help="blend as published (JSONL); a record.json beside the file tells the origin",
     )
     parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
     parser.add_argument("--holdout", type=json.loads, required=True, help="rows at the end, or their share")
-    parser.add_argument("--test", type=int, default=0, help="rows before those that become a test split")
+    parser.add_argument("--test", type=int, default=0, help="rows before the held-out rows for a test split")
     parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
     parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
     parser.add_argument("--reasoning", type=Reasoning.model_validate_json, help="a blend's reasoning option, as JSON")

@@ -67,7 +67,9 @@ def _check_rows(table: Path, base: Path) -> tuple[int, int]:
                     several += len(row["images"]) > 1
                 rows += 1
     except (ArrowException, KeyError) as error:
-        raise UserError(f"{table}: damaged, or not MMPR-Tiny's table ({error}); delete it and fetch it again") from None
+        raise UserError(
+            f"{table}: damaged, or not MMPR-Tiny's table ({error}); delete the file and fetch again"
+        ) from None
     if problems:
         shown = "\n  ".join(problems[:SHOWN])
         more = f"\n  and {len(problems) - SHOWN} rows more" if len(problems) > SHOWN else ""

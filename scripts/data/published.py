@@ -93,7 +93,7 @@ def batches_of(path: Path, shown: str | None = None, columns: Collection[str] = 
 @contextmanager
 def _readable(shown: str, kind: str | None) -> Iterator[None]:
     if kind is None:
-        raise UserError(f"{shown}: a name that ends in none of {', '.join(FORMATS)}, so its format is not known")
+        raise UserError(f"{shown}: the name must end in one of {', '.join(FORMATS)} to tell the format")
     try:
         yield
     except (pa.ArrowException, OSError) as error:

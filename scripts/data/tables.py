@@ -54,7 +54,7 @@ class ExternalTables:
         """Return the table's file, whose hash is the recorded one."""
         path = self.directory / table.local_path
         if not path.is_file():
-            raise UserError(f"{path}: no such table of {table.repository}; fetch it there")
+            raise UserError(f"{path}: no table of {table.repository} there; fetch the file")
         expected = self.hashes.get(str(path.relative_to(self.directory.parent)))
         if expected not in (None, xxh3_file(path)):
             raise UserError(differs_from_record(path))

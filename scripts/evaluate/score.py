@@ -76,7 +76,7 @@ def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[s
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(
-            f"{', '.join(map(str, splits))}: two lie in folders of the same name, which is that of the blend"
+            f"{', '.join(map(str, splits))}: two lie in folders of the same name, but the folder names the blend"
         )
     rows, origins, places = [], [], []
     for split in splits:
@@ -147,7 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
+    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="device of the model")
     parser.add_argument("--gym-python", default=GYM_PYTHON, help="the Python of the environment with NeMo-Gym")
     parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
     parser.add_argument("--output", type=Path, required=True, help="eval.json")
@@ -165,7 +165,7 @@ def main() -> None:
     start, written = arguments.start, (decoding, arguments.rollouts, arguments.output)
     kept = kept_scores(arguments.export, asked, start, arguments.validation)
     if kept is not None and kept.exists():
-        print(f"the scores are {kept}, which were asked for before", flush=True)
+        print(f"the scores are {kept}, from an earlier call", flush=True)
         return write_results(arguments.export, read_table(kept, ROLLOUTS), *written)
 
     def answers(model: Any, processor: Any) -> list[Answer]:

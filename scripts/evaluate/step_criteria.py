@@ -68,7 +68,7 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
         raise UserError(
             f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
             f"{f'max {bound.max:g}' if bound.min is None else f'min {bound.min:g}'} (mean of {WINDOW} steps), first at "
-            f"step {found.step}; mend the stage or its gate in the recipe. Its steps are in {run / 'metrics.jsonl'}"
+            f"step {found.step}; mend the stage or the gate in the recipe. The steps are in {run / 'metrics.jsonl'}"
         )
 
 

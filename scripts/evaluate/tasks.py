@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--export", type=Path, help="hf/record.json of a stage or of the model")
     parser.add_argument("--parent", type=Path, nargs="?", help="benchmarks.json of what the stage started from")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="what the model runs on")
+    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="device of the model")
     parser.add_argument("--store", type=Path, help="the folder where answers are kept")
     parser.add_argument("--output", type=Path, required=True, help="benchmarks.json; tasks.json without an export")
     arguments = parser.parse_args()

@@ -33,8 +33,8 @@ def prepare_for_tools(processor: Any) -> str | None:
         raise UserError("environments with tools are for models without vision; give the model's other rows a stage")
     if not supports_tool_calling(processor):
         raise UserError(
-            "the model's chat template shows no calls of tools, or no results of theirs; environments with tools need "
-            "one that does, as Qwen3's"
+            "the model's chat template omits calls or results of tools; environments with tools need "
+            "a template with both, such as Qwen3's"
         )
     processor.parse_response = partial(_parse, processor.parse_response)
     try:
@@ -44,7 +44,7 @@ def prepare_for_tools(processor: Any) -> str | None:
     except ValueError as error:
         raise UserError(
             f"TRL cannot read calls of tools by the model's chat template ({str(error).splitlines()[0]}); environments "
-            "with tools need one that TRL knows, as Qwen3's, or a tokenizer with a response_template"
+            "with tools need a template known to TRL, such as Qwen3's, or a tokenizer with a response_template"
         ) from None
 
 

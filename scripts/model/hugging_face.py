@@ -53,7 +53,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{folder}: has none of {', '.join(TOKENIZERS)}, so the next stage finds no tokenizer")
     if lacking := next((name for name in _own_code(config) if not (folder / name).is_file()), None):
-        raise UserError(f"{folder}: has no {lacking}, the model's own code by its config.json (auto_map)")
+        raise UserError(f"{folder}: has no {lacking}, the model's code by config.json (auto_map)")
     tensors = tensors_of(folder)
     _check_vocabulary(folder, config, tensors)
     if like is None or not any(like.glob("*.safetensors")):
@@ -65,7 +65,7 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     if missing or other:
         first = f"no {missing[0]}" if missing else f"{other[0]}, which is not one of its tensors"
         raise UserError(
-            f"{folder}: is not like {like}: it has {first} ({len(missing)} missing, {len(other)} more); the conversion "
+            f"{folder}: differs from {like}: has {first} ({len(missing)} missing, {len(other)} more); the conversion "
             "lost or renamed layers"
         )
     for name in tensors.keys() & wanted.keys():
@@ -93,7 +93,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, t
         if tokens is not None and name.endswith(A_ROW_A_TOKEN) and shape[0] != tokens:
             raise UserError(
                 f"{folder}: {name} has {shape[0]} rows, but config.json's vocab_size is {tokens}; the conversion left "
-                "the rows by which training pads the vocabulary, or cut it"
+                "training's padding rows of the vocabulary, or cut the vocabulary"
             )
 
 
@@ -108,10 +108,12 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     for shard in shards:
         tensors = _tensors_of_shard(folder / shard)
         if placed is not None and (stray := [name for name in tensors if placed.get(name) != shard]):
-            raise UserError(f"{index}: does not place {stray[0]} in {shard}, which holds it")
+            raise UserError(f"{index}: does not list {stray[0]}, a tensor in {shard}")
         found |= tensors
     if placed is not None and (lost := sorted(placed.keys() - found.keys())):
-        raise UserError(f"{index}: places {lost[0]} in {placed[lost[0]]}, which does not hold it ({len(lost)} such)")
+        raise UserError(
+            f"{index}: places {lost[0]} in {placed[lost[0]]}, a file without the tensor ({len(lost)} in all)"
+        )
     return found
 
 
@@ -131,7 +133,7 @@ def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
         raise UserError(f"{path}: no readable safetensors header ({error})") from None
     end = 8 + header + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if path.stat().st_size != end:
-        raise UserError(f"{path}: has {path.stat().st_size} bytes, but its header speaks of {end}")
+        raise UserError(f"{path}: has {path.stat().st_size} bytes, but the header says {end}")
     return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 

@@ -31,7 +31,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
         raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
     if model.folder is not None and not model.folder.is_dir() and not (directory / "hf/record.json").exists():
         raise UserError(
-            f"model.name: {model.name}: no such folder; name another model in the recipe, or for one call: "
+            f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
     source = {"model": model.model_dump(mode="json"), "changed": _changed(model, directory)}

@@ -68,13 +68,13 @@ def check_template(name: str, tokenizer: Any, key: str) -> None:
         prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
         text = tokenizer.apply_chat_template(TALK, tokenize=False)
     except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"{name}: its chat template fails ({error}); name one as {key}") from None
+        raise UserError(f"{name}: the chat template fails ({error}); name a template as {key}") from None
     if ANSWER not in text.removeprefix(prompt):
-        raise UserError(f"{name}: its chat template does not print an assistant's answer; name another one as {key}")
+        raise UserError(f"{name}: the chat template prints no assistant's answer; name another template as {key}")
     if not text.startswith(prompt):
         raise UserError(
-            f"{name}: by its chat template a conversation does not begin with the prompt of its last answer, so "
-            f"what is learnt would not be what is asked; name another one as {key}"
+            f"{name}: the chat template begins a conversation differently from the prompt of the last answer, so "
+            f"training and generation would differ; name another template as {key}"
         )
 
 
@@ -86,7 +86,7 @@ def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
     if not after or after[0] not in known:
         closing = tokenizer.convert_ids_to_tokens(after[0]) if after else "nothing"
         raise UserError(
-            f"{name}: its chat template ends an answer with {closing!r}, but generation ends with "
+            f"{name}: the chat template ends an answer with {closing!r}, but generation ends with "
             f"{tokenizer.convert_ids_to_tokens(sorted(known))}; {advice}"
         )
 

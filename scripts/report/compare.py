@@ -161,7 +161,7 @@ def read_run(results: Path) -> Run:
         except UserError as error:
             damaged[stage.name] = str(error)
     if not found:
-        nothing = f"{results}: no trained stage there that can be read; name a folder of results, such as results/tiny"
+        nothing = f"{results}: no readable trained stage there; name a folder of results, such as results/tiny"
         raise UserError("\n".join([nothing, *damaged.values()]))
     parents = {name: [parent["stage"] for parent in stage.record["parents"][:1]] for name, stage in found.items()}
     return Run({name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}, damaged)

@@ -25,7 +25,7 @@ class Block:
             file.seek(self.start)
             data = file.read(self.size)
         if len(data) != self.size:
-            raise UserError(f"{self.path}: became shorter while it was read; fetch or make it again")
+            raise UserError(f"{self.path}: became shorter during reading; fetch or make the file again")
         return data
 
     def lines_before(self) -> int:
@@ -46,6 +46,6 @@ def blocks_of(path: Path, start: int = 0, end: int | None = None) -> Iterator[Bl
         while start < end:
             file.seek(min(start + BLOCK_BYTES, end) - 1)
             if len(file.readline(LONGEST_LINE + 1)) > LONGEST_LINE:
-                raise UserError(f"{path}: more than {LONGEST_LINE >> 20} MiB without a newline; is it a JSONL file?")
+                raise UserError(f"{path}: more than {LONGEST_LINE >> 20} MiB without a newline; is the file JSONL?")
             yield Block(path, start, file.tell() - start)
             start = file.tell()

@@ -77,5 +77,5 @@ def environment_of(row: dict[str, Any], path: Path, number: int) -> str:
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else None
     if not isinstance(name, str) or not name:
-        raise UserError(f"{path}:{number}: no agent_ref.name; every row names the environment that rewards it")
+        raise UserError(f"{path}:{number}: no agent_ref.name; every row must name an environment for rewards")
     return name

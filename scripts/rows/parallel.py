@@ -39,9 +39,7 @@ def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool:
-            raise CutOffError(
-                "a process that shared the work was killed; out of memory? run it again, or with --workers 1"
-            ) from None
+            raise CutOffError("a worker process was killed; out of memory? run again, or with --workers 1") from None
         finally:
             for future in waiting:
                 future.cancel()

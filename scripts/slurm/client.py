@@ -70,9 +70,9 @@ def job_of(job_id: str) -> Job | None:
 def own_job() -> Job:
     """Return the Slurm job around this process."""
     if (job_id := own_job_id()) is None:
-        raise UserError("this process runs in no Slurm job")
+        raise UserError("the process runs in no Slurm job")
     if (job := retry_unreachable(lambda: job_of(job_id))) is None:
-        raise UserError(f"Slurm knows no job {job_id}, in which this process runs")
+        raise UserError(f"Slurm does not know job {job_id}, the job of this process")
     return job
 
 
@@ -119,7 +119,7 @@ def requeue_own_job(job: Job) -> None:
         signal.signal(number, signal.SIG_DFL)
     ask("scontrol", "requeue", job.id)
     time.sleep(120)
-    raise UserError(f"Slurm job {job.id}: requeued itself two minutes ago, and its processes still run")
+    raise UserError(f"Slurm job {job.id}: requeued two minutes ago, but processes still run")
 
 
 def show(entity: str, name: str) -> dict[str, str]:

@@ -67,8 +67,8 @@ def check_executor(path: str, site: Site, executor: str) -> None:
             raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
     if executor == "slurm" and site.slurm is None:
         raise UserError(
-            f"{path} has no slurm section, which --profile slurm needs: set site in config/config.yaml to another, "
-            "such as config/sites/cluster.yaml with your partition in it, or leave out --profile slurm to train here"
+            f"{path} has no slurm section, but --profile slurm needs a partition: set site in config/config.yaml to "
+            "config/sites/cluster.yaml, with your partition, or leave out --profile slurm to train here"
         )
     if site.slurm and executor != "slurm":
         raise UserError(f"{path} trains through Slurm: snakemake --profile slurm ({here})")
@@ -79,7 +79,7 @@ def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
     if problems := list(_problems(slurm, stages, groups)):
         lines = "\n  ".join(f"{path}: {problem}" for problem in problems)
-        raise UserError(f"the site's file asks for what this cluster has not:\n  {lines}")
+        raise UserError(f"the site asks for more than the cluster has:\n  {lines}")
 
 
 def _problems(slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup]) -> Iterator[str]:

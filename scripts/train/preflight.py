@@ -66,7 +66,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     }
     if isinstance(shown, str):
         record["rows_not_shown"] = shown
-        print(f"{stage.name}: its rows are not shown: {shown}", file=sys.stderr)
+        print(f"{stage.name}: rows are not shown: {shown}", file=sys.stderr)
     else:
         record["rows"] = [shortened_row(row) for row in shown]
         print(text_of_rows(shown, str(stage.train_split), coloured=False), file=sys.stderr)
@@ -178,8 +178,8 @@ def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
 def main() -> None:
     """Check the stage of the command line."""
     parser = stage_parser("preflight", __doc__)
-    parser.add_argument("--site", type=Path, help="the site that trains the stage")
-    parser.add_argument("--python", default=sys.executable, help="the Python that trains the stage (default: this one)")
+    parser.add_argument("--site", type=Path, help="the site of the training")
+    parser.add_argument("--python", default=sys.executable, help="the Python of the training (default: the current)")
     parser.add_argument("--output", type=Path, required=True, help="preflight.json")
     arguments = parser.parse_args()
     stage = stage_of(arguments)

@@ -162,14 +162,14 @@ def test_an_export_that_is_not_as_recorded_is_not_pushed_and_the_hub_is_not_even
         record["files"]["config.json"]["sha256"] = "0" * 64
         write_json(chain / "rlvr1/hf/record.json", record)
     done = push()
-    assert done.returncode == 1 and "not pushed, it is not as its record says:" in done.stdout
+    assert done.returncode == 1 and "not pushed, files differ from the record:" in done.stdout
     assert hub.requests == []
 
 
 @pytest.mark.parametrize(
     ("token", "expected"),
     [
-        (None, "no token: export HF_TOKEN with one that may write"),
+        (None, "no token: export HF_TOKEN with write access"),
         (READER, "the hub refuses it (403: your token may only read); may your token"),
         ("hf_expired", "the hub refuses it (401"),
     ],

@@ -94,9 +94,7 @@ def merging(*merges: tuple[str, str]):
 def test_a_token_merged_of_prompt_and_answer_shifts_no_label():
     made = merging((":", "4"))
     assert learnt("", made=made) == ["2<|end|>"]  # ":4" is one token, of which the model never says the half
-    with pytest.raises(
-        UserError, match=r"split.jsonl:7: messages\[3\]: where this answer begins and ends cannot be prov"
-    ):
+    with pytest.raises(UserError, match=r"split.jsonl:7: messages\[3\]: begin and end of the answer cannot be prov"):
         learnt("", made=made, assistant_only_loss=True)
     first = "<think>3 is larger</think>3<|end|>"
     assert learnt("", made=merging(("4", "2")), assistant_only_loss=True) == [first, "42<|end|>"]

@@ -156,7 +156,7 @@ def test_a_bad_row_that_is_allowed_passes_and_a_key_of_no_bad_row_is_warned_of(r
     status, said, warned = run("--split", split, "--allow", *keys, "--output", tmp_path / "check.json")
     assert status == 0 and said.startswith(f"{split}: 4 rows, 3 of them bad but allowed\n")
     assert warned.splitlines() == [
-        f"warning: no bad row has the key {key}, which is allowed; take it out" for key in sorted(keys[2:])
+        f"warning: allow: no bad row has the key {key}; remove the key" for key in sorted(keys[2:])
     ]
     (record,) = json.loads((tmp_path / "check.json").read_text())["splits"].values()
     assert record["allowed"] == dict(sorted(zip(keys, (2, 1), strict=False)))
@@ -245,5 +245,5 @@ def die(number):
 
 
 def test_a_process_that_is_killed_ends_the_work_instead_of_hanging_it():
-    with pytest.raises(CutOffError, match="a process that shared the work was killed"):
+    with pytest.raises(CutOffError, match="a worker process was killed"):
         list(in_order(die, range(9), 2))

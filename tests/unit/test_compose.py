@@ -302,7 +302,7 @@ def test_a_blend_that_cannot_be_composed_says_what_to_do(options, message, compo
         ("a.json", b'[{"question": 1,]', "a.json: cannot be read as a list in JSON"),
         ("a.jsonl.gz", b"nothing", "a.jsonl.gz: cannot be read as jsonl"),
         ("a.jsonl", b'{"question": "1?", "answer": "1"}\n{"question"\n', "a.jsonl:2: not valid JSON"),
-        ("a.txt", b"", "a.txt: a name that ends in none of .parquet"),
+        ("a.txt", b"", "a.txt: the name must end in one of .parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):

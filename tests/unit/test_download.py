@@ -416,7 +416,7 @@ def test_the_tables_of_a_folder_come_from_it_or_from_the_hub(served, fetched, tm
     commit = served.repositories[skywork.repository].commit({skywork.file: b"there"})
     assert fetched(source=source)["tables"] == {dapo.repository: "folder", skywork.repository: commit}
     (folder / "b.jsonl").rename(folder / "bb.jsonl")
-    assert f"{folder}/b.jsonl: no such file, but the recipe's source should have it; near it: bb.jsonl" in refusal(
+    assert f"{folder}/b.jsonl: not there, but the recipe's source should have the file; near it: bb.jsonl" in refusal(
         fetched, source=source
     )
     assert "gone: no such folder" in refusal(fetched, source=FolderSource(kind="folder", path=f"{folder}/gone"))

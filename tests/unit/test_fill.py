@@ -210,7 +210,7 @@ def test_an_empty_question_or_a_missing_table_or_column_is_named(write_rows, tmp
         assert files_in(tmp_path / "out") == []
         return str(error.value)
 
-    assert "no such table of BytedTsinghua-SIA/DAPO-Math-17k" in message()
+    assert "no table of BytedTsinghua-SIA/DAPO-Math-17k there" in message()
     write_tables(tables, dapo=[("", "1")])
     assert "row 0 has no question" in message()
     path = tables / TABLES[DAPO].local_path

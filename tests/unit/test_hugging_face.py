@@ -78,7 +78,7 @@ def test_a_cut_shard_is_told_by_its_size(model):
     path = model / SECOND
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-10])
-    assert refused(model) == f"{path}: has {size - 10} bytes, but its header speaks of {size}"
+    assert refused(model) == f"{path}: has {size - 10} bytes, but the header says {size}"
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_a_shard_that_is_missing_is_named(model):
 def test_an_index_that_places_a_tensor_wrongly_is_named(tmp_path):
     truth = {name: shard for shard, shapes in SHARDS.items() for name in shapes}
     swapped = write(tmp_path / "swapped", placed=truth | {"lm_head.weight": FIRST})
-    assert refused(swapped) == f"{swapped / INDEX}: does not place lm_head.weight in {SECOND}, which holds it"
+    assert refused(swapped) == f"{swapped / INDEX}: does not list lm_head.weight, a tensor in {SECOND}"
     more = write(tmp_path / "more", placed=truth | {"model.layers.2.weight": SECOND})
-    assert refused(more).endswith(f"places model.layers.2.weight in {SECOND}, which does not hold it (1 such)")
+    assert refused(more).endswith(f"places model.layers.2.weight in {SECOND}, a file without the tensor (1 in all)")
 
 
 def test_a_lost_or_renamed_layer_or_another_shape_is_told_beside_the_model_before(model, tmp_path):
     fewer = write(tmp_path / "fewer", {FIRST: SHARDS[FIRST], SECOND: {"lm_head.weight": (16, 8)}})
     assert refused(fewer, like=model) == (
-        f"{fewer}: is not like {model}: it has no model.layers.1.weight (1 missing, 0 more); the conversion lost or "
+        f"{fewer}: differs from {model}: has no model.layers.1.weight (1 missing, 0 more); the conversion lost or "
         "renamed layers"
     )
     assert "it has model.layers.1.weight, which is not one of its tensors (0 missing, 1 more)" in refused(model, fewer)
@@ -149,8 +149,8 @@ def test_rows_by_which_training_padded_the_vocabulary_are_caught_without_another
     check_model(write(tmp_path / "right", {"model.safetensors": shapes}, config=config))
     folder = write(tmp_path / "padded", {"model.safetensors": shapes | {padded: (16, 8)}}, config=config)
     assert refused(folder) == (
-        f"{folder}: {padded} has 16 rows, but config.json's vocab_size is 12; the conversion left the rows by which "
-        "training pads the vocabulary, or cut it"
+        f"{folder}: {padded} has 16 rows, but config.json's vocab_size is 12; the conversion left training's padding "
+        "rows of the vocabulary, or cut the vocabulary"
     )
 
 
@@ -158,9 +158,7 @@ def test_a_model_without_its_own_code_is_told_since_nothing_would_load_it(tmp_pa
     named = {"AutoConfig": "configuration_own.Own", "AutoTokenizer": ["tokenization_own.Own", None], "A": "x/y--m.Own"}
     folder = write(tmp_path / "own", config={"auto_map": named})
     (folder / "tokenization_own.py").touch()
-    assert (
-        refused(folder) == f"{folder}: has no configuration_own.py, the model's own code by its config.json (auto_map)"
-    )
+    assert refused(folder) == f"{folder}: has no configuration_own.py, the model's code by config.json (auto_map)"
     (folder / "configuration_own.py").touch()
     check_model(folder)
 

@@ -267,8 +267,8 @@ def test_a_truncated_archive_is_one_clear_error(refused, published):
     images = published.write() / "images.zip"
     os.truncate(images, images.stat().st_size // 2)
     assert refused(write=False) == (
-        "source/mpo/images.zip: damaged or cut short (File is not a zip file); delete it, and its copy in the hub's "
-        "cache, and fetch it again"
+        "source/mpo/images.zip: damaged or cut short (File is not a zip file); delete the file and the copy in the hub's "
+        "cache, and fetch again"
     )
 
 
@@ -290,7 +290,7 @@ def test_a_flipped_bit_names_the_member(refused, published, kind):
 def test_a_member_that_leads_out_of_its_folder_is_refused_before_anything_is_extracted(refused, published, tmp_path):
     with zipfile.ZipFile(published.write() / "images.zip", "a") as archive:
         archive.writestr("MMPR/images/../../../escaped", "/etc/passwd")
-    assert refused(write=False).endswith("/escaped' leads out of its folder; do not trust this archive")
+    assert refused(write=False).endswith("/escaped' leads out of the folder; do not trust the archive")
     assert not list(tmp_path.rglob("*.png")) and not list(tmp_path.rglob("escaped"))
 
 
@@ -307,7 +307,7 @@ def test_images_that_someone_spoilt_are_extracted_again_and_a_killed_try_leaves_
 
 def test_an_archive_of_something_else_is_refused(refused, published):
     published.images = {"data/a.png": png(1)}
-    assert "images.zip: has no folder images/ with files; is it the archive that the dataset publishes?" in refused()
+    assert "images.zip: has no folder images/ with files; is the file the dataset's published archive?" in refused()
 
 
 # MMPR-Tiny

@@ -77,13 +77,13 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
         ({"eos_token": "<|endoftext|>"}, {}, r"ends an answer with '<\|im_end\|>', .* as model.eos_token"),
         ({}, {"eos_token": "</s>"}, "model.eos_token: '</s>' is no token of"),
         ({}, {"chat_template": "nowhere.jinja"}, "model.chat_template: .*nowhere.jinja: cannot be read"),
-        ({"chat_template": "{{ raise_exception('no') }}"}, {}, r"its chat template fails \(no\)"),
+        ({"chat_template": "{{ raise_exception('no') }}"}, {}, r"the chat template fails \(no\)"),
         (
             {"chat_template": TEMPLATE.replace("assistant\n", "other\n")},
             {},
-            "does not begin with the prompt of its last",
+            "a conversation differently from the prompt",
         ),
-        ({"chat_template": "{{ messages[0]['content'] }}"}, {}, "does not print an assistant's answer"),
+        ({"chat_template": "{{ messages[0]['content'] }}"}, {}, "prints no assistant's answer"),
     ],
 )
 def test_a_tokenizer_that_cannot_serve_is_refused_with_the_key_that_helps(tmp_path, damage, says, message):
@@ -97,7 +97,7 @@ def test_a_model_that_is_not_whole_or_not_there_is_refused(tmp_path, folder):
     shutil.copytree(folder, tmp_path / "cut")
     weights = tmp_path / "cut/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match="its header speaks of"):
+    with pytest.raises(UserError, match="the header says"):
         exported(tmp_path / "cut", tmp_path)
     with pytest.raises(UserError, match="no such folder"):
         exported(tmp_path / "nowhere", tmp_path)

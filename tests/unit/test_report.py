@@ -532,7 +532,7 @@ def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     assert call(tmp_path / "a", tmp_path / "b", "--output", page).returncode == 0
     assert "In b alone: rlvr1." in page.read_text() and 'id="stage-rlvr1"' not in page.read_text()
     (tmp_path / "empty").mkdir()
-    for folders, words in ((("a", "empty"), "no trained stage there"), (("a",), "two to 6 different folders")):
+    for folders, words in ((("a", "empty"), "no readable trained stage there"), (("a",), "two to 6 different folders")):
         done = call(*(tmp_path / name for name in folders), "--output", tmp_path / "no.html")
         assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "no.html").exists()

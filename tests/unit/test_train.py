@@ -249,7 +249,7 @@ def test_a_signal_is_a_request_and_only_a_second_ctrl_c_acts_at_once(name, statu
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == status, done.stderr
-    assert f"{name}: saving at the end of this step" in done.stdout
+    assert f"{name}: saving at the end of the step" in done.stdout
 
 
 def test_a_request_reaches_the_processes_that_share_its_file_and_the_first_reason_stays(tmp_path):
@@ -277,7 +277,7 @@ def test_a_request_made_before_it_is_shared_is_heard(tmp_path):
 
 
 def test_what_an_attempt_left_running_saves_nothing_once_the_attempt_is_over(tmp_path):
-    with pytest.raises(UserError, match=r"attempt: is gone, so the attempt that trains here is over"):
+    with pytest.raises(UserError, match=r"attempt: is gone, so the attempt is over"):
         StopRequest(file=tmp_path / "attempt" / "stop").is_due(1, 1)
     StopRequest(file=tmp_path / "attempt" / "stop").ask("SIGTERM")
     assert list(tmp_path.iterdir()) == []

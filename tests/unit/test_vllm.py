@@ -93,7 +93,7 @@ def test_a_server_takes_a_node_of_the_stage(recipe_with):
     assert left_by_server("rlvr1", served, 2, True) == 1
     with pytest.raises(UserError, match=r"vLLM is served on GPUs alone; leave out policy.generation.colocated"):
         left_by_server("rlvr1", served, 1, False)
-    with pytest.raises(UserError, match=r"vLLM takes the only node .* which leaves nothing to train on"):
+    with pytest.raises(UserError, match=r"vLLM takes the only node .* and no node is left to train on"):
         left_by_server("rlvr1", served, 1, True)
 
 

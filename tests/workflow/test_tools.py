@@ -204,7 +204,7 @@ def test_rows_without_tools_stand_beside_and_those_that_declare_their_own_are_re
             record["train"]["sha256"] = sha256_file(split)
             write_json(manifest, record)
             if run == "declares":
-                with pytest.raises(UserError, match=r"train-split.jsonl:1: declares tools of its own"):
+                with pytest.raises(UserError, match=r"train-split.jsonl:1: declares tools, but TRL"):
                     chain.train("rlvr", run, demonstrated, 1, small)
                 continue
             chain.train("rlvr", run, demonstrated, 1, small)
@@ -236,7 +236,7 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
     endless = "<tool_call>" + "[" * 5000
     parsed = parse_response(tokenizer, tokenizer(endless)["input_ids"], prefix=[])
     assert parsed == {"role": "assistant", "content": endless}
-    with pytest.raises(UserError, match="chat template shows no calls of tools"):
+    with pytest.raises(UserError, match="chat template omits calls or results of tools"):
         prepare_for_tools(pretrained_tokenizer())
 
 

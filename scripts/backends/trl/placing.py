@@ -50,7 +50,7 @@ def left_by_server(stage: str, settings: TrlSettings, nodes: int, on_gpus: bool)
         )
     if nodes < 2:
         raise UserError(
-            f"{stage}: vLLM takes the only node (policy.generation.colocated), which leaves nothing to train on; give "
+            f"{stage}: vLLM takes the only node (policy.generation.colocated), and no node is left to train on; give "
             "the stage more nodes (resources.nodes), or leave colocated out"
         )
     return nodes - 1
@@ -68,13 +68,13 @@ def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: in
             fits = ", ".join(str(count) for count in range(1, value + 1) if value % count == 0)
             raise UserError(
                 f"{stage}: {key} is {value}, which {ranks} {each} cannot share evenly; set {setting} for one of "
-                f"{fits}, or {key} to a multiple of {ranks} (which is another stage, trained anew)"
+                f"{fits}, or {key} to a multiple of {ranks} (a different stage, trained anew)"
             )
     share, micro = config.rows_per_update // ranks, settings.policy.train_micro_batch_size
     if micro is not None and share % min(micro, share):
         raise UserError(
             f"{stage}: policy.train_micro_batch_size is {micro}, but {share} rows of an update fall to each of "
-            f"{ranks} {each}, which is no multiple of it"
+            f"{ranks} {each}, not a multiple of {micro}"
         )
 
 

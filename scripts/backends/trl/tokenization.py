@@ -66,9 +66,7 @@ def tokenize_demonstrations(
         for start, end in spans:
             labels[start:end] = ids[start:end]
         if not any(label != IGNORED for label in labels):
-            raise UserError(
-                f"{line.place}: by the chat template nothing of it is an answer, so nothing would be learnt"
-            )
+            raise UserError(f"{line.place}: the chat template marks no answer, so nothing would be learnt")
         cut = {"input_ids": ids[:max_length], "labels": labels[:max_length]}
         rows.append(cut | {"pictures": pictures, "is_cut": len(ids) > max_length})
     return rows
@@ -116,9 +114,9 @@ def _all_answers(line: Line, messages: Messages, processor: Any, options: dict[s
             shipped = training_template_of(tokenizer.chat_template)
             advice = f"TRL's {shipped}, which is this one with such marks" if shipped else "one with such marks"
             raise UserError(
-                f"{line.place}: messages[{place}]: where this answer begins and ends cannot be proved: the chat "
-                "template prints it otherwise where more is said after it (as without its reasoning), or its tokens "
-                "merge with those before it. sft.assistant_only_loss needs {% generation %} in the template; name "
+                f"{line.place}: messages[{place}]: begin and end of the answer cannot be proved: the chat "
+                "template prints the answer differently in a longer conversation (as without reasoning), or tokens "
+                "merge with the text before. sft.assistant_only_loss needs {% generation %} in the template; name "
                 f"{advice} as policy.tokenizer.chat_template"
             )
         spans.append((len(asked), len(said)))
@@ -143,8 +141,8 @@ def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> Non
         return
     place = common_length(prompt, text)
     raise UserError(
-        f"{line.place}: by the chat template {what} does not begin with the prompt of {of}, so what is learnt would "
-        f"not be what is asked: the prompt goes on with {prompt[place : place + SHOWN]!r}, {what} with "
+        f"{line.place}: by the chat template {what} does not begin with the prompt of {of}, so training and "
+        f"generation would differ: the prompt goes on with {prompt[place : place + SHOWN]!r}, {what} with "
         f"{text[place : place + SHOWN]!r}; name another template as policy.tokenizer.chat_template"
     )
 
@@ -198,8 +196,8 @@ def render_prompts(
     for line in lines:
         if tools and tools_of(line.row):
             raise UserError(
-                f"{line.place}: declares tools of its own, which TRL cannot show beside environments with tools; give "
-                "such rows a blend and a stage of their own"
+                f"{line.place}: declares tools, but TRL cannot show tools of rows beside environments with tools; give "
+                "rows with tools a separate blend and stage"
             )
         messages = prompt_of(line.row)
         has_pictures = bool(pictures_in(messages, line, processor))
@@ -237,7 +235,7 @@ def pictures_in(conversation: Messages, line: Line, processor: Any) -> list[str]
     if pictures and tokenizer_of(processor) is processor:
         raise UserError(f"{line.place}: shows a picture, but the recipe's model has no vision")
     if token is not None and any(token in text_of(message.get("content")) for message in conversation):
-        raise UserError(f"{line.place}: a text holds {token}, which stands for a picture; take it out")
+        raise UserError(f"{line.place}: a text holds {token}, the sign of a picture; remove the token")
     for picture in pictures:
         try:
             open_picture(picture)

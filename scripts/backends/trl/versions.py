@@ -26,7 +26,7 @@ def check_versions(release: dict[str, str]) -> None:
             if "vllm" in release
             else "install the pinned ones: python -m pip install 'stagecoach-workflow[trl]' (in a clone: make setup)"
         )
-        raise UserError(f"{sys.executable} has {', '.join(wrong)}, which this stage cannot train with; {remedy}")
+        raise UserError(f"{sys.executable} has {', '.join(wrong)}, unfit to train the stage; {remedy}")
 
 
 def problem_of(python: str, release: dict[str, str]) -> str | None:
