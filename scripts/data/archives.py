@@ -47,7 +47,8 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
             fsync_directory(target.parent)
     except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
         raise UserError(
-            f"{archive}: damaged or cut short ({error}); delete the file and the copy in the hub's cache, and fetch again"
+            f"{archive}: damaged or cut short ({error}); delete the file and the copy in "
+            "the hub's cache, and fetch again"
         ) from None
     return extracted
 

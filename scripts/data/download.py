@@ -68,7 +68,7 @@ def fetch_source(
         named: set[ExternalTable] = set().union(*fetcher.map(tables_named, rows))
         if named and synthetic:
             raise UserError(
-                "a published blend and the synthetic blends both have placeholder rows, with different tables; remove either"
+                "published and synthetic blends both have placeholder rows, with different tables; remove either"
             )
         parts = [part.source or recipe.source for blend in own.values() for part in blend.parts()]
         folders = [Path(source.path) for source in parts if isinstance(source, FolderSource)]
