@@ -110,7 +110,7 @@ def _shown(item: Wanted) -> str:
 def _folder(source: FolderSource) -> Path:
     folder = Path(source.path)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no folder there, but the recipe names the source so; correct the path")
+        raise UserError(f"{folder}: no such folder, but named as the recipe's source; correct the path")
     return folder
 
 

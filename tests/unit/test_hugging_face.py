@@ -64,7 +64,7 @@ def test_an_output_layer_may_be_left_out_on_either_side_only_where_it_is_the_inp
             check_model(without, like=whole)
             check_model(whole, like=without)
         else:
-            assert "it has no lm_head.weight (1 missing, 0 more)" in refused(without, like=whole)
+            assert "has no lm_head.weight (1 missing, 0 more)" in refused(without, like=whole)
 
 
 @pytest.mark.parametrize("tokenizer", ["tokenizer.model", "vocab.json"])
@@ -117,7 +117,7 @@ def test_a_lost_or_renamed_layer_or_another_shape_is_told_beside_the_model_befor
         f"{fewer}: differs from {model}: has no model.layers.1.weight (1 missing, 0 more); the conversion lost or "
         "renamed layers"
     )
-    assert "it has model.layers.1.weight, which is not one of its tensors (0 missing, 1 more)" in refused(model, fewer)
+    assert "has model.layers.1.weight, which is not one of its tensors (0 missing, 1 more)" in refused(model, fewer)
     wider = write(tmp_path / "wider", {FIRST: SHARDS[FIRST], SECOND: SHARDS[SECOND] | {"lm_head.weight": (32, 8)}})
     assert refused(wider, like=model) == (
         f"{wider}: lm_head.weight has the shape [32, 8], but [16, 8] in {model} (BF16)"
