@@ -103,7 +103,7 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
         return reached
     if step < aim.step and stop.reason is None:
         why = f"training ended at step {step} of {aim.step} for no reason it gave"
-        raise UserError(f"{name}: {why}; what is trained is in {run}: see {attempt.log}")
+        raise UserError(f"{name}: {why}; the training is in {run}: see {attempt.log}")
     why = stop.reason or "as far as this attempt was to train"
     print(f"{name}: unfinished at step {step} of {planned} ({why}); to be continued", flush=True)
     return None
@@ -159,14 +159,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
     parser.add_argument("--deadline", type=float, help="seconds since the epoch (default: the end of the Slurm job)")
     parser.add_argument("--call", type=int, default=0, help="number of the workflow's call")
-    parser.add_argument("--wait", action="store_true", help="wait for another process that trains the same")
-    parser.add_argument("--after-job", type=int, default=0, help="wait for the end of this Slurm job; 0: for none")
+    parser.add_argument("--wait", action="store_true", help="wait for another process with the same training")
+    parser.add_argument("--after-job", type=int, default=0, help="wait for the end of a Slurm job; 0: for none")
     parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
-    parser.add_argument("--log", default=Attempt.log, help="the log that messages name")
+    parser.add_argument("--log", default=Attempt.log, help="the log to name in messages")
     arguments = parser.parse_args()
     stage = replace(stage_of(arguments), root=arguments.root)
     if arguments.after_job:
-        print(f"{stage.name}: Slurm job {arguments.after_job} trains it; waiting for that to end", flush=True)
+        print(f"{stage.name}: Slurm job {arguments.after_job} trains the stage; waiting for the job's end", flush=True)
         wait_for_job(str(arguments.after_job))
     site = load_site(arguments.site, stage.recipe) if arguments.site else None
     job = own_job() if site and site.slurm and own_job_id() else None

@@ -162,7 +162,12 @@ def controller_away_at_submission(chain: Chain) -> None:
 # Snakemake
 
 
-@fault("Snakemake killed while it trains, and started again", r"Slurm job 1 trains it; waiting", jobs=2, at_once=True)
+@fault(
+    "Snakemake killed while it trains, and started again",
+    r"Slurm job 1 trains the stage; waiting",
+    jobs=2,
+    at_once=True,
+)
 def snakemake_killed(chain: Chain) -> None:
     _start_slow_from_the_middle(chain)
     chain.strike()

@@ -58,13 +58,15 @@ def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrai
         if not text.startswith(before):
             prompts = ", or data.add_generation_prompt to false" if stage.reads["add_generation_prompt"] else ""
             raise UserError(
-                f"{at}: the chat template prints what is before it otherwise than without it (as reasoning of earlier "
-                f"turns that it leaves out, or results of tools that it joins): NeMo-RL would train on both. Name a "
-                "template as policy.tokenizer.chat_template that prints a turn the same whatever follows, or set the "
-                f"chat_template_kwargs by which this one does{prompts}"
+                f"{at}: the chat template prints earlier turns differently before this message (without reasoning, or "
+                "with results of tools joined), so NeMo-RL would train on both texts. Name a template with unchanging "
+                "turns as policy.tokenizer.chat_template, or set chat_template_kwargs that keep turns "
+                f"unchanged{prompts}"
             )
         if text == before and message.get("content"):
-            raise UserError(f"{at}: the chat template passes over a message of the {role}; name another one, or role")
+            raise UserError(
+                f"{at}: the chat template passes over a message of the {role}; name another template, or role"
+            )
         chunks.append((role, text[len(before) :]))
         before = text
     return chunks
@@ -115,9 +117,9 @@ def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, p
         sees = "vlm" in stage.entry
         try:
             if has_pictures and not sees:
-                raise UserError(": shows a picture, which examples/run_vlm_sft.py reads; name it as entry")
+                raise UserError(": shows a picture; set entry to examples/run_vlm_sft.py, which reads pictures")
             if not is_plain and not preserves:
-                raise UserError(": has tools or pictures, whose fields the release's reader would fill with nulls")
+                raise UserError(": has tools or pictures: fields that the release's reader would fill with nulls")
             chunks_of(row, "", processor, stage)
         except UserError as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}{error}") from None
