@@ -62,11 +62,12 @@ def test_nothing_is_left_to_do_afterwards_and_slurm_is_not_needed_to_see_that(tr
 
 def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(trained):
     (trained.root / "slurm").symlink_to("profiles/slurm")  # as in the repository
-    (trained.results / "rlvr1/run").rename(trained.results / "rlvr1/away")
+    training = (trained.results / "rlvr1/run").resolve()
+    training.rename(trained.root / "away")
     try:
         output = trained.snakemake("--profile", "slurm", "--dry-run", "--force", "results/short/rlvr1/ckpt")
     finally:
-        (trained.results / "rlvr1/away").rename(trained.results / "rlvr1/run")
+        (trained.root / "away").rename(training)
     train = re.search(r"rule train: (.+\n(?:    .+)+)", output)[1]
     assert train.startswith("stage=rlvr1; Forced execution\n    resources: ")
     for asked in ("nodes=2", "gres=gpu:8", "runtime=60", "slurm_extra=--exclusive"):
@@ -76,7 +77,7 @@ def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(tra
 def test_publishing_again_takes_a_light_job(trained):
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "--force", "results/short/rlvr1/ckpt")
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
-    assert "nodes=1" in train and "gres=" not in train
+    assert "nodes=1," in train and "gres=," in train
     assert json.loads((trained.results / "rlvr1/ckpt/record.json").read_text())["step"] == 3
     assert len(read_attempts(trained.results / "rlvr1/run")) == 1
 
@@ -86,9 +87,9 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     target = "results/again/rlvr1/ckpt"
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, target, "--config", "run=again")
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
-    assert "nodes=1" in train and "gres=" not in train
+    assert "nodes=1," in train and "gres=," in train
     (attempt,) = read_attempts(trained.root / "results/again/rlvr1/run")
-    assert (attempt["run"], attempt["nodes"]) == ("results/short/rlvr1", 2)
+    assert attempt["nodes"] == 2
 
 
 def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakemake(trained):
