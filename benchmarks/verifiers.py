@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import command_line, head, memory_of, row
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
-from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.site import GYM_PYTHON
 from scripts.rewards.gym import RunningServer
 from scripts.rewards.registry import SPECS

@@ -15,7 +15,7 @@ from scripts.recipe.expand import CheckpointOf
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from scripts.stage.rule_settings import settings_files
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of

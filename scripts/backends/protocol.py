@@ -1,7 +1,7 @@
 """The interface between stages and backends.
 
 A backend is a package of scripts/backends with two modules: ``settings.py`` holds its stages' settings
-(scripts.recipe.stage), ``backend.py`` its `BACKEND`. Training libraries are imported in `train` alone.
+(scripts.recipe.stage_settings), ``backend.py`` its `BACKEND`. Training libraries are imported in `train` alone.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from scripts.installed import backend_module
 from scripts.recipe.recipe import AnyStage
 from scripts.recipe.resolve import own_environments, rows_of_manifest, training_config
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import ShownRow
 from scripts.rows.chat_format import ChatFormat
 from scripts.slurm.client import Job

@@ -21,8 +21,8 @@ import xxhash
 
 from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import parts_of
+from scripts.data.question_tables import ExternalTables
 from scripts.data.source_record import differs_from_record, origin_of
-from scripts.data.tables import ExternalTables
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, temporary_directory, write_json
 from scripts.recipe.source import Reasoning

@@ -15,8 +15,8 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
+from scripts.data.question_tables import ExternalTables
 from scripts.data.reasoning import control_line
-from scripts.data.tables import ExternalTables
 from scripts.errors import UserError
 from scripts.recipe.source import Reasoning
 from scripts.rows.blocks import Block

@@ -15,7 +15,7 @@ from transformers import (
 from scripts.model.processor import make_processor, use_template
 from scripts.model.scratch import IMAGE
 from scripts.recipe.model import RandomModel
-from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.stage_settings import TrainingConfig
 
 
 def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | LlavaProcessor]:

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
+from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
-    from scripts.recipe.stage import StageSettings
+    from scripts.recipe.stage_settings import StageSettings
 
 
 TaskName = matching(r"^[\w][\w.:+-]*$")

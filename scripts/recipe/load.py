@@ -10,7 +10,7 @@ from scripts.recipe.config import Config
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.recipe.stage import DEFAULT_BACKEND
+from scripts.recipe.stage_settings import DEFAULT_BACKEND
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import YamlFile, merge, project_or_shipped, read_yaml
 

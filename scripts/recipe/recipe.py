@@ -19,7 +19,7 @@ from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
-from scripts.recipe.stage import DEFAULT_BACKEND, StageSettings
+from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from scripts.recipe.stage import Resources, StageSettings
+from scripts.recipe.stage_settings import Resources, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, matching
 
 Word = matching(r"^[\w][\w.+-]*$")

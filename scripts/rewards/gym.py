@@ -24,7 +24,7 @@ import yaml
 
 from scripts.errors import CutOffError, UserError, shortened
 from scripts.processes import PARENT
-from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import VerifierError

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.errors import CutOffError, UserError, shortened
 from scripts.installed import environments
-from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.gym_release import Gym, GymServer
 from scripts.rewards.episode import Episode, tools_of
 from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.own import OwnEnvironment

@@ -12,7 +12,7 @@ from typing import Any
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from scripts.slurm.messages import Messages
+from scripts.slurm.mistakes import Messages
 
 SNAKEMAKE = "snakemake.logging"
 RESOURCES = (

@@ -1,7 +1,7 @@
 """Resources of jobs, in the names of the Slurm plugin; keys that the site leaves out are left out."""
 
 from scripts.recipe.site import Site
-from scripts.recipe.stage import Resources
+from scripts.recipe.stage_settings import Resources
 
 PUBLISHING_MINUTES = 5
 

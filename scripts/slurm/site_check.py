@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scripts.errors import UserError
 from scripts.recipe.site import Site, Slurm
-from scripts.recipe.stage import Resources
+from scripts.recipe.stage_settings import Resources
 from scripts.recipe.strict import nearest
 from scripts.slurm.client import SlurmUnreachableError, ask
 

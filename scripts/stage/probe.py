@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.errors import UserError
-from scripts.recipe.probe import Probe
+from scripts.recipe.reward_probe import Probe
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.jsonl import environment_of, key_of, read_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
-from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import ExportRecord, Facts, read_if_there
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.store import folder_of, identity_of, open_training, stage_facts

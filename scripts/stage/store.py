@@ -39,7 +39,7 @@ from scripts.files import (
     write_text,
 )
 from scripts.recipe.resolve import config_text
-from scripts.recipe.stage import Checkpointing, TrainingConfig
+from scripts.recipe.stage_settings import Checkpointing, TrainingConfig
 from scripts.records import (
     ADVICE,
     CheckpointRecord,

@@ -8,7 +8,7 @@ from scripts.files import amount, read_json
 from scripts.model.hugging_face import tensors_of
 from scripts.model.shape import fresh_parameters
 from scripts.recipe.model import RandomModel
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Stage

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from scripts.backends.trl.grpo import GrpoSettings
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
-from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import registry

@@ -26,7 +26,7 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from tests.conftest import ROOT
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")

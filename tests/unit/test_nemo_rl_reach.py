@@ -24,7 +24,7 @@ from scripts.commands.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from scripts.stage.attempts import attempts_of
 from scripts.stage.progress import Reach, forget_beyond, last_step, note_reach, noted_reach
 from scripts.stage.rundir import Checkpoint, checkpoints

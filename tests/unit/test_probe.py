@@ -13,8 +13,8 @@ from demo.synthesize import FAMILIES, make_task
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.recipe.probe import Probe
 from scripts.recipe.resolve import resolve_stage
+from scripts.recipe.reward_probe import Probe
 from scripts.rewards.registry import SPECS
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.jsonl import key_of

@@ -8,7 +8,7 @@ import yaml
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.site import Site
-from scripts.recipe.stage import Resources
+from scripts.recipe.stage_settings import Resources
 from scripts.slurm import site_check
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.slurm.site_check import check_site, minutes, node_groups

@@ -19,10 +19,10 @@ from scripts.files import open_atomically, read_json, replace_directory, write_j
 from scripts.model.shape import fresh_parameters
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
-from scripts.recipe.gym import Gym, GymServer
+from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import config_text, resolve_stage, training_config
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from scripts.rewards.gym import GymUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, without_progress
 from scripts.stage.progress import read_log

@@ -19,7 +19,7 @@ from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.merge import WEIGHTS, divergence, log_probabilities, write_merged  # noqa: E402
 from scripts.recipe.resolve import resolve_stage, training_config  # noqa: E402
-from scripts.recipe.stage import Checkpointing  # noqa: E402
+from scripts.recipe.stage_settings import Checkpointing  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.pretrained import ARCHITECTURES, save_pretrained  # noqa: E402
 from tests.stages import Stages, checkpoint, logged  # noqa: E402

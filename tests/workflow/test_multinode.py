@@ -28,7 +28,7 @@ from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import CutOffError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
-from scripts.recipe.stage import Checkpointing  # noqa: E402
+from scripts.recipe.stage_settings import Checkpointing  # noqa: E402
 from scripts.stage.rundir import damage_of, newest_checkpoint, newest_step  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402

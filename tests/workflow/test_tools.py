@@ -26,7 +26,7 @@ from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import SPECS, register
 from scripts.rows.jsonl import read_rows

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

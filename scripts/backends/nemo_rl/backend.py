@@ -22,7 +22,7 @@ from scripts.backends.stop import StopRequest
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site
-from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import ShownRow, read_if_there
 from scripts.rows.chat_format import ChatFormat, tokenizer_of
 from scripts.rows.jsonl import read_rows

@@ -13,7 +13,7 @@ from typing import Any
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.sampling import OWN
-from scripts.recipe.stage import Checkpointing
+from scripts.recipe.stage_settings import Checkpointing
 
 SETTINGS = ("sft", "grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
 PREWARM = (

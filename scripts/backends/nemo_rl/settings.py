@@ -11,7 +11,7 @@ from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.recipe.strict import Strict, invalid, nearest
 
 if TYPE_CHECKING:

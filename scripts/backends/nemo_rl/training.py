@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from scripts.recipe.sampling import OWN
-from scripts.recipe.stage import Training, TrainingConfig
+from scripts.recipe.stage_settings import Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 
 PREFETCHED_STEPS = 2

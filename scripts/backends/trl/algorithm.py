@@ -9,7 +9,7 @@ from scripts.backends.trl.policy import Policy, leave_out
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.sampling import OWN
-from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template

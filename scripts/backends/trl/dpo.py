@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
-from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 from scripts.rows.chat_format import tokenizer_of
 

@@ -8,10 +8,10 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.generation import Generation
 from scripts.backends.trl.policy import Policy, leave_out
-from scripts.recipe.gym import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
+from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
-from scripts.recipe.probe import Probe
-from scripts.recipe.stage import StageSettings, TrainingConfig
+from scripts.recipe.reward_probe import Probe
+from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy, leave_out
-from scripts.recipe.stage import TrainingConfig
+from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.strict import Strict
 
 

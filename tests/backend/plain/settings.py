@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scripts.recipe.stage import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
