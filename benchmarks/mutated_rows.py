@@ -246,8 +246,8 @@ def main() -> None:
         if outcome == "failed":
             print(f"{shape}: {says}\n  {line[:600]!r}", file=sys.stderr)
     print(
-        f"What becomes of {arguments.rows:,} damaged rows, seed {arguments.seed}. Made by "
-        f"`python benchmarks/mutated_rows.py --rows {arguments.rows}`, which\nsays what it does to them. Templates: "
+        f"The fate of {arguments.rows:,} damaged rows, seed {arguments.seed}. Made by "
+        f"`python benchmarks/mutated_rows.py --rows {arguments.rows}`; the\nprogram describes the damages. Templates: "
         f"{', '.join(TEMPLATES)}, as TRL ships them.\n\n" + head("shape", "rows", *OUTCOMES.values())
     )
     counts["all"] = sum(counts.values(), Counter())
