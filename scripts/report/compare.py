@@ -177,9 +177,13 @@ def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
 
 
 def labels_of(folders: list[Path]) -> list[str]:
-    """Return the folders' names; the paths where two have one name."""
-    names = [folder.resolve().name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder.resolve()) for folder in folders]
+    """Return the shortest distinct ends of the folders' paths."""
+    paths = [folder.resolve().parts for folder in folders]
+    for count in range(1, max(map(len, paths))):
+        labels = ["/".join(parts[-count:]) for parts in paths]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [str(folder) for folder in folders]
 
 
 def write_comparison(folders: list[Path], output: Path) -> None:
