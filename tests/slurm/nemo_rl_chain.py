@@ -185,7 +185,7 @@ class NemoRlChain(Workflow):
                 (directory.parent / made).symlink_to(self.results / made)
         command = [
             *(sys.executable, "-m", "scripts.train.run", f"--recipe={recipe}", f"--results={directory.parent}"),
-            *("--stage=rlvr1", "--site=config/sites/double.yaml"),
+            *("--stage=rlvr1", "--site=config/sites/double.yaml", f"--root={directory.parent.parent}"),
             *([f"--deadline={time.time() + deadline}"] if deadline else []),
         ]
         log = directory / "output"
