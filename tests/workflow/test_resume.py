@@ -130,8 +130,7 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
     copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/hf")
     assert {stage for stage in stages if copied.content(stage) != before[stage]} == {"rlvr1"}
     assert re.search(r"rlvr1 +fresh", copied.run(*command, "status").stdout)
-    said = copied.run(*command, "plan").stdout
-    assert re.search(r"no run links to 1 trainings of the store \([\d.]+ [kM]B\)", said)
+    assert old in copied.run(*command, "discard", "--dry-run").stdout
 
     new = record(copied)["identity"]
     copied.edit(" seed: 9,", "")
@@ -143,7 +142,7 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
     assert new in copied.run(*command, "discard", "--dry-run").stdout
     copied.run(*command, "discard")
     assert not (copied.root / "results/store" / new).exists() and (copied.root / "results/store" / old).exists()
-    assert "no run links to" not in copied.run(*command, "plan").stdout
+    assert new not in copied.run(*command, "discard", "--dry-run").stdout
 
 
 def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(copied):
@@ -152,7 +151,7 @@ def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(
     )
     forced = copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
     assert "nodes=1, runtime=5," in forced
-    shutil.rmtree(copied.results / "rlvr1/run")
+    shutil.rmtree((copied.results / "rlvr1/run").resolve())
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
 
 
