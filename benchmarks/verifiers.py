@@ -136,7 +136,7 @@ def measure_gym(name: str, environment: Environment, make: Make, seconds: float)
     started = time.monotonic()
     server = RunningServer(name, Gym(version=VERSION, servers=[name]), GymServer(), GYM_PYTHON)
     try:
-        server._http  # waits for the start  # noqa: B018
+        server.wait()
         start = time.monotonic() - started
         rate, reward = measure(server.verify, environment, make, AT_ONCE, seconds)
         memory = memory_of(server._process.pid) / 1024**2

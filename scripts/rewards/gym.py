@@ -205,6 +205,10 @@ class RunningServer:
                 )
             return self._client
 
+    def wait(self) -> None:
+        """Wait until the server has started; UserError or GymUnavailable where it does not."""
+        self._http  # noqa: B018
+
     def verify(self, row: Row, response: str) -> float:
         """Return the reward of one response; VerifierError where the server fails."""
         answer = self._tried(row, response)
