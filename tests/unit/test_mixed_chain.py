@@ -104,7 +104,7 @@ WIDER = {name: (24, 8) if shape[0] == 16 else shape for name, shape in SHAPES.it
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ({"shapes": dict(list(SHAPES.items())[:2])}, "it has no lm_head.weight (1 missing, 0 more)"),
+        ({"shapes": dict(list(SHAPES.items())[:2])}, "has no lm_head.weight (1 missing, 0 more)"),
         (
             {"shapes": SHAPES | {"model.layers.0.weight": (8, 4)}},
             "model.layers.0.weight has the shape [8, 4], but [8, 8]",

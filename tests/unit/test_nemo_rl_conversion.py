@@ -89,7 +89,7 @@ def test_a_conversion_that_failed_leaves_nothing_in_the_way_of_the_next(convert,
 
 
 def test_an_export_that_lost_a_layer_is_not_published(convert, tmp_path):
-    with pytest.raises(UserError, match=r"it has no lm_head.weight \(2 missing, 0 more\)"):
+    with pytest.raises(UserError, match=r"has no lm_head.weight \(2 missing, 0 more\)"):
         convert(lambda output: write(output, {FIRST: SHARDS[FIRST]}))
     assert exports(tmp_path) == [] and not (tmp_path / "rlvr1/hf").exists()
 
@@ -124,7 +124,7 @@ def test_a_pickled_export_becomes_safetensors_with_the_models_own_code_and_witho
         torch.save(tensors, output / "pytorch_model.bin")
 
     if extra == "model.norm.weight":
-        with pytest.raises(UserError, match=r"it has model.norm.weight, which is not one of its tensors"):
+        with pytest.raises(UserError, match=r"has model.norm.weight, which is not one of its tensors"):
             convert(pickled)
         assert exports(tmp_path) == []
         return
