@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -103,10 +102,7 @@ def push(own, stagecoach: tuple[str, ...], exported: dict) -> None:
 
 def killed_and_resumed(own, sft: dict) -> None:
     """Adapters whose training was killed after a checkpoint end with the same bits."""
-    results = own.root / "hand"
-    shutil.copytree(own.results, results, symlinks=True)
-    for name in ("run", "ckpt"):
-        shutil.rmtree(results / "sft" / name)
+    results = own.untrained("sft")
     program = (sys.executable, "-m", "scripts.train.run", "--recipe", "config/recipes/tiny-pretrained.yaml")
     program += ("--results", str(results), "--stage", "sft", "--threads", "2", "--site", "config/sites/laptop.yaml")
     with (own.root / "killed.log").open("w") as log:
