@@ -78,7 +78,7 @@ class States:
     """States of a recipe's stages and checkpoints, computed when asked for, parents first.
 
     `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job. States older than `max_age`
-    seconds are computed again.
+    seconds, and than ten times what computing them took, are computed again.
     """
 
     recipe: Recipe
@@ -88,6 +88,7 @@ class States:
     max_age: float = math.inf
     _known: dict[str, StageState] = field(default_factory=dict)
     _since: float = -math.inf
+    _took: float = 0.0
 
     def all(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
@@ -95,8 +96,9 @@ class States:
 
     def of(self, name: str) -> StageState:
         """Return the state of a stage or checkpoint."""
-        if not self._known or time.monotonic() - self._since > self.max_age:
-            self._known, self._since, self._order = {}, time.monotonic(), iter(self.recipe.stage_order())
+        began = time.monotonic()
+        if not self._known or began - self._since > max(self.max_age, 10 * self._took):
+            self._known, self._since, self._took, self._order = {}, began, 0.0, iter(self.recipe.stage_order())
             try:
                 self._remade = data_to_be_made(self.recipe, self.results)
             except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
@@ -104,6 +106,7 @@ class States:
         while name not in self._known:
             each = next(self._order, name)
             self._known[each] = self._state(each)
+        self._took += time.monotonic() - began
         return self._known[name]
 
     def published(self, name: str) -> str | None:
