@@ -9,6 +9,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.conftest import ROOT, Workflow
 from tests.workflow.test_recorded import write_metadata
@@ -35,6 +37,17 @@ def tree(request, tmp_path):
     return workflow
 
 
+def weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint, by file and name."""
+    files = sorted(folder.glob("*.safetensors"))
+    return {f"{path.name}: {name}": tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def furthest(some: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    """The largest difference between two checkpoints in any element."""
+    return max((tensor - others[name]).abs().max().item() for name, tensor in some.items())
+
+
 def test_nothing_but_pages_is_to_be_made_and_every_lineage_verifies(tree):
     assert {rule for rule, stages in tree.planned_jobs().items() if stages} <= PAGES
     for end in ENDS[tree.run_name]:
@@ -42,17 +55,18 @@ def test_nothing_but_pages_is_to_be_made_and_every_lineage_verifies(tree):
         assert json.loads(told.stdout)["problems"] == []
 
 
-def test_a_half_trained_stage_resumes_to_the_same_bits(tree):
+def test_a_half_trained_stage_resumes_to_the_same_weights(tree):
+    """Equal to the rounding of another kind of CPU: a thousandth of what step 2 moved; test_resume.py compares bits."""
     stage = tree.results / HALF_TRAINED[tree.run_name]
-    last = stage / "run/checkpoints/step_2"
-    before = {path.name: path.read_bytes() for path in last.glob("*.safetensors")}
+    first, last = (weights(stage / f"run/checkpoints/step_{step}") for step in (1, 2))
     identity = json.loads((stage / "ckpt/record.json").read_text())["identity"]
-    for folder in (last, stage / "ckpt", stage / "hf", stage / "exports"):
+    for folder in (stage / "run/checkpoints/step_2", stage / "ckpt", stage / "hf", stage / "exports"):
         shutil.rmtree(folder)
     tree.snakemake(f"results/{tree.run_name}/{stage.name}/ckpt/record.json")
     record = json.loads((stage / "ckpt/record.json").read_text())
     assert (record["step"], record["identity"]) == (2, identity)
-    after = {path.name: path.read_bytes() for path in Path(stage / "ckpt/weights").glob("*.safetensors")}
-    assert before and after == before
+    resumed = weights(stage / "ckpt/weights")
+    assert resumed.keys() == last.keys()
+    assert 1000 * furthest(resumed, last) <= furthest(first, last)
     attempts = [json.loads(line) for line in (stage / "run/attempts.jsonl").read_text().splitlines()]
     assert [line["step"] for line in attempts if line["event"] == "begin"] == [0, 1]
