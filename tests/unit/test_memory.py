@@ -127,12 +127,12 @@ def test_activations_grow_with_the_rows_at_once_and_shrink_by_checkpointing(shap
     assert sampled["activations"] == 2 * 32 * shape.key_value_heads * 128 * 2 * 256 * 2048
 
 
-def test_vllm_takes_its_share_unless_it_sleeps_or_lies_elsewhere(shape):
+def test_vllm_takes_its_share_unless_it_sleeps(shape):
     def share(**says):
         return parts_of(shape, "grpo", rows=8, generation={"backend": "vllm"} | says).get("vLLM")
 
     assert share() == 24e9 and share(vllm_cfg={"gpu_memory_utilization": 0.5}) == 40e9
-    assert share(colocated={"enabled": False}) is share(vllm_cfg={"enable_sleep_mode": True}) is None
+    assert share(vllm_cfg={"enable_sleep_mode": True}) is None
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from scripts.backends.trl.algorithm import PACKAGES
-from scripts.backends.trl.placing import left_by_server
 from scripts.backends.trl.versions import check_versions, problem_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
@@ -67,9 +66,12 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
             "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true",
         ),
         ({"policy": policy("hf")}, "policy.generation.backend"),
-        ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "are for backend: vllm"),
+        ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "is for backend: vllm"),
         ({"policy": policy("transformers", paged=True)}, "is gone: leave it out; backend: vllm samples by paged"),
-        ({"policy": policy("vllm", colocated={"resources": {"num_nodes": 1}})}, "is gone: .* the stage's last node"),
+        (
+            {"policy": policy("vllm", colocated={"enabled": False})},
+            "is gone: leave it out; vLLM samples in the training",
+        ),
         ({"data": {"max_input_seq_length": 60}}, "max_input_seq_length is more than .* leave, which is 52"),
     ],
 )
@@ -85,27 +87,13 @@ def test_vllm_is_refused_for_a_model_that_sees(recipe_with):
         recipe_with(model={"vision": vision})
 
 
-def test_a_server_takes_a_node_of_the_stage(recipe_with):
-    colocated, served = (
-        recipe_with(policy=policy("vllm", **says)).stages["rlvr1"] for says in ({}, {"colocated": {"enabled": False}})
-    )
-    assert left_by_server("rlvr1", colocated, 2, True) == 2 and left_by_server("rlvr1", colocated, 1, False) == 1
-    assert left_by_server("rlvr1", served, 2, True) == 1
-    with pytest.raises(UserError, match=r"vLLM is served on GPUs alone; leave out policy.generation.colocated"):
-        left_by_server("rlvr1", served, 1, False)
-    with pytest.raises(UserError, match=r"vLLM takes the only node .* and no node is left to train on"):
-        left_by_server("rlvr1", served, 1, True)
-
-
 def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_is_said(recipe_with):
     def generation(**changes: object) -> dict:
         vllm = policy("vllm")
         vllm["generation"] |= changes
         return resolve_stage(recipe_with(policy=vllm), "rlvr1").values()["policy"]["generation"]
 
-    placed = generation(
-        colocated={"enabled": False}, vllm_cfg={"gpu_memory_utilization": 0.5, "enable_sleep_mode": True}
-    )
+    placed = generation(vllm_cfg={"gpu_memory_utilization": 0.5, "enable_sleep_mode": True})
     assert placed == generation() == generation(top_k=None, stop_token_ids=[])
     sampled = {"top_k": 20, "min_p": 0.1, "stop_token_ids": [7]}
     assert generation(**sampled) == generation() | sampled

@@ -9,10 +9,9 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
-from scripts.backends.trl.placing import check_shares, devices_of, is_served, left_by_server, sentence
+from scripts.backends.trl.placing import check_shares, devices_of, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
-from scripts.backends.trl.vllm_server import serving
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
@@ -26,9 +25,8 @@ from scripts.stage.stage import Stage
 
 SHOWN = 10
 TOGETHER = (
-    "processes sample together by policy.dtensor_cfg.enabled, by a vLLM server and by vllm_cfg.tensor_parallel_size, "
-    "but TRL plays the turns of environments with tools in each process alone; drop these settings, or train in one "
-    "process"
+    "processes sample together by policy.dtensor_cfg.enabled and by vllm_cfg.tensor_parallel_size, but TRL plays the "
+    "turns of environments with tools in each process alone; drop these settings, or train in one process"
 )
 
 
@@ -43,21 +41,12 @@ class Trl(Backend):
             job = replace(
                 job, accelerator=accelerator, processes=processes, gym_python=site.gym_python, report_to=reports
             )
-        job = replace(job, nodes=left_by_server(job.stage, job.settings, job.nodes, job.accelerator != "cpu"))
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
-        if is_served(job.settings):
-            with serving(job, allocation):
-                self._train_apart(job, allocation)
-        elif job.ranks == 1:
+        if job.ranks == 1:
             job.settings.spare_bitsandbytes()
             import_module("scripts.backends.trl.train").train_rank(job)
         else:
-            self._train_apart(job, allocation)
-
-    def _train_apart(self, job: TrainingJob, allocation: Allocation) -> None:
-        if allocation.job is not None:
-            allocation = replace(allocation, job=replace(allocation.job, nodes=allocation.job.nodes[: job.nodes]))
-        train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
+            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""
@@ -101,8 +90,7 @@ class Trl(Backend):
         register(own_environments(stage.recipe, stage.name), stage.config.environments)
         if site is not None and _ranks(stage, site)[1] > 1 and any(map(environment_factory, blend.environments)):
             policy = stage.settings.policy
-            engines = policy.generation.vllm_cfg.tensor_parallel_size > 1 or is_served(stage.settings)
-            if policy.dtensor_cfg.enabled or engines:
+            if policy.dtensor_cfg.enabled or policy.generation.vllm_cfg.tensor_parallel_size > 1:
                 problems.append(TOGETHER)
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
@@ -129,7 +117,6 @@ class Trl(Backend):
 def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
     """Return the nodes and the processes that train a stage on a site."""
     nodes = site.resources_of(stage.name, stage.settings).nodes
-    nodes = left_by_server(stage.name, stage.settings, nodes, site.accelerator != "cpu")
     return nodes, nodes * site.processes_on_node
 
 

@@ -9,33 +9,26 @@ from scripts.recipe.strict import Strict, invalid
 
 
 class VllmEngine(Strict):
-    """vLLM on its GPUs. May change no weight but for rounding and random numbers."""
+    """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
 
     gone: ClassVar[dict[str, str]] = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
 
-    tensor_parallel_size: PositiveInt = Field(
-        1, description="GPUs for each layer; colocated: processes; divides their number."
-    )
+    tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
     gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="vLLM's share of a GPU's memory; none: 0.3 colocated, 0.9 served."
+        None, description="vLLM's share of a GPU's memory; none: 0.3."
     )
-    enable_sleep_mode: bool = Field(False, description="Colocated: give the memory back during updates.")
-
-
-class Colocated(Strict):
-    """vLLM in the trainer's processes, on their GPUs, or served on a node."""
-
-    gone: ClassVar[dict[str, str]] = {"resources": "leave it out; a vLLM server takes the stage's last node"}
-
-    enabled: bool = Field(True, description="False: a vLLM server on the stage's last node.")
+    enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
 
 
 class Generation(Sampling):
     """Sampling of rollouts."""
 
-    gone: ClassVar[dict[str, str]] = {"paged": "leave it out; backend: vllm samples by paged attention"}
+    gone: ClassVar[dict[str, str]] = {
+        "paged": "leave it out; backend: vllm samples by paged attention",
+        "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
+    }
 
-    PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg", "colocated")
+    PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg",)
     """Settings that change no weight but for rounding and random numbers."""
     ADDED: ClassVar[tuple[str, ...]] = (
         "top_k",
@@ -50,10 +43,9 @@ class Generation(Sampling):
         description="The sampler: the trained model, or vLLM with the trained model's weights of every step.",
     )
     vllm_cfg: VllmEngine = VllmEngine()
-    colocated: Colocated = Colocated()
 
     @model_validator(mode="after")
     def _fits_its_sampler(self) -> "Generation":
-        if self.backend != "vllm" and (self.vllm_cfg != VllmEngine() or self.colocated != Colocated()):
-            raise invalid("vllm_cfg and colocated are for backend: vllm")
+        if self.backend != "vllm" and self.vllm_cfg != VllmEngine():
+            raise invalid("vllm_cfg is for backend: vllm")
         return self

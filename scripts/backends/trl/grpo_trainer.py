@@ -1,24 +1,19 @@
 """Group relative policy optimisation by TRL's GRPOTrainer, with rollouts by the model or by vLLM.
 
-vLLM runs in the trainer's process or as a server. TRL gives the engine the trained weights before each step's rollouts,
-also after a resume.
+vLLM runs in the trainer's process. TRL gives the engine the trained weights before each step's rollouts, also after a
+resume.
 """
 
 import json
 import logging
 import math
 import os
-import signal
-import threading
-import time
-from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import requests
 from datasets import Dataset
 from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
@@ -27,14 +22,10 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
-from scripts.backends.trl.placing import is_served
-from scripts.backends.trl.ranks import rank
 from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
-from scripts.backends.trl.vllm_server import PATIENCE, WAITING
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
-from scripts.files import read_json
 from scripts.rewards.registry import environment_factory
 from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 
@@ -70,7 +61,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
     else:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
-        if job.accelerator == "cpu" and not is_served(job.settings):
+        if job.accelerator == "cpu":
             load_by_reload(trainer.vllm_generation)
         set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
     return trainer
@@ -169,28 +160,17 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
     loss = config.loss_fn
     mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"
-    options = {
+    if job.accelerator == "cpu":
+        vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
+    return {
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": config.policy.max_total_sequence_length,
         "vllm_importance_sampling_mode": mode,
         "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
-    }
-    if not is_served(job.settings):
-        if job.accelerator == "cpu":
-            vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
-        return options | {
-            "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
-            "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
-            "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
-        }
-    server = read_json(job.run / WAITING)
-    if rank() == 0:
-        threading.Thread(target=_end_with, args=(server["url"],), daemon=True).start()
-    return options | {
-        "vllm_mode": "server",
-        "vllm_server_base_url": server["url"],
-        "vllm_group_port": server["group_port"],
+        "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
+        "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
+        "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
     }
 
 
@@ -210,14 +190,3 @@ def load_by_reload(generation: VLLMGeneration) -> None:
         generation.llm.reset_prefix_cache()
 
     generation.sync_weights = load
-
-
-def _end_with(url: str) -> None:
-    """End this process some time after the server, in case a transfer of weights hangs."""
-    with suppress(requests.ConnectionError):
-        while True:
-            with suppress(requests.ReadTimeout):
-                requests.get(f"{url}/health", timeout=60)
-            time.sleep(2)
-    time.sleep(PATIENCE)
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -34,28 +34,6 @@ def devices_of(site: Site) -> tuple[str, int]:
     return "cuda", wanted
 
 
-def is_served(settings: TrlSettings) -> bool:
-    """Whether a vLLM server samples the rollouts of a stage."""
-    return settings.samples_by_vllm and not settings.policy.generation.colocated.enabled
-
-
-def left_by_server(stage: str, settings: TrlSettings, nodes: int, on_gpus: bool) -> int:
-    """Return the nodes left beside a vLLM server, which takes a node; UserError where none are left."""
-    if not is_served(settings):
-        return nodes
-    if not on_gpus:
-        raise UserError(
-            f"{stage}: vLLM is served on GPUs alone; leave out policy.generation.colocated, or set the site's "
-            "accelerator: cuda"
-        )
-    if nodes < 2:
-        raise UserError(
-            f"{stage}: vLLM takes the only node (policy.generation.colocated), and no node is left to train on; give "
-            "the stage more nodes (resources.nodes), or leave colocated out"
-        )
-    return nodes - 1
-
-
 def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
     """Raise UserError where processes cannot share a step of the resolved config evenly.
 
@@ -119,7 +97,7 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
         cache = 2 * shape.layers * shape.key_value_heads * shape.head_size * width * training.max_length
         activations = max(activations, cache * training.samples_per_step / ranks)
     parts = held | {"activations": activations, "fixed": FIXED}
-    if training.samples_by_vllm and generation.colocated.enabled and not generation.vllm_cfg.enable_sleep_mode:
+    if training.samples_by_vllm and not generation.vllm_cfg.enable_sleep_mode:
         parts["vLLM"] = capacity * (generation.vllm_cfg.gpu_memory_utilization or 0.3)
     return parts
 
