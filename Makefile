@@ -39,7 +39,7 @@ $(VENV)/docs: envs/docs.txt | $(INSTALLED)
 	@touch $@
 
 schema: setup
-	@$(VENV)/bin/python -m scripts.schema
+	@$(VENV)/bin/python -m docs.schema
 
 setup: $(INSTALLED)
 

@@ -22,9 +22,8 @@ sys.path.insert(0, str(ROOT))
 from scripts.backends.nemo_rl.command import hydra_overrides  # noqa: E402
 from scripts.backends.nemo_rl.releases import load_releases, release_of  # noqa: E402
 from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, unknown_keys, value_of  # noqa: E402
-from scripts.recipe.load import load_whole_recipe  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
-from tests.production import stages_of, stated  # noqa: E402
+from tests.production import stages_of, stated, whole_recipe  # noqa: E402
 
 VARIABLES = ("STAGECOACH_NEMO_RL", "STAGECOACH_NEMO_RL_PYTHON")
 LATER = {"main": "v0.7.0"}
@@ -48,7 +47,7 @@ class Found:
 
 def recipes() -> list[Recipe]:
     """The recipes with a stage that NeMo-RL trains, with all of their stages."""
-    loaded = [load_whole_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
+    loaded = [whole_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
     return [recipe for recipe in loaded if stages_of(recipe)]
 
 

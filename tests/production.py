@@ -1,12 +1,19 @@
 """What a recipe says of its NeMo-RL stages."""
 
+from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.yaml_file import leaves
+from scripts.recipe.yaml_file import leaves, read_yaml
+
+
+def whole_recipe(path: Path) -> Recipe:
+    """Read a recipe from the first stage on, whatever `start` says."""
+    return load_recipe(path, start=next(iter(read_yaml(path).data["stages"])))
 
 
 def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:

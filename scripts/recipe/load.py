@@ -49,11 +49,6 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
     return recipe.model_copy(update={"stages": stages})
 
 
-def load_whole_recipe(path: Path) -> Recipe:
-    """Read a recipe from the first stage on, whatever `start` says."""
-    return load_recipe(path, start=next(iter(read_yaml(path).data["stages"])))
-
-
 def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
     """UserError with the nearest name, after `said_by`, where the recipe has no such stage or checkpoint."""
     if name in recipe.left_out:

@@ -35,7 +35,6 @@ MAY_IMPORT = {
     "report": STAGE,
     "evaluate": EVALUATE,
     "backends": BACKENDS,
-    "schema": RECIPE | {"backends"},
     "train": BACKENDS,
     "commands": BACKENDS | {"train", "report"},
 }

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from docs import build
+from docs.schema import MODELS
 from scripts.commands.arguments import command_parser
 from scripts.recipe.config import Config
-from scripts.schema import MODELS
 from tests.conftest import ROOT
 
 PAGES = [

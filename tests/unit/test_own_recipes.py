@@ -9,12 +9,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from docs.schema import schema_text
 from scripts.data.download import fetch_source
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.registry import score
-from scripts.schema import schema_text
 from tests.conftest import ROOT
 
 RECIPES = [

@@ -7,17 +7,17 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
+from docs.schema import schema_text
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe, load_whole_recipe
+from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves
-from scripts.schema import schema_text
 from tests.conftest import ROOT
-from tests.production import stages_of
+from tests.production import stages_of, whole_recipe
 
 NAMES = (
     "super3",
@@ -43,7 +43,7 @@ def recipe_of(name: str) -> Recipe:
 
 
 def whole_recipe_of(name: str) -> Recipe:
-    return load_whole_recipe(ROOT / f"config/recipes/{name}.yaml")
+    return whole_recipe(ROOT / f"config/recipes/{name}.yaml")
 
 
 @pytest.fixture

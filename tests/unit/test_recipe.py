@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
+from docs.schema import derived_files, schema_text
 from scripts.backends.trl.algorithm import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
@@ -14,7 +15,6 @@ from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
 from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import pinned_versions, read_yaml
-from scripts.schema import derived_files, schema_text
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"

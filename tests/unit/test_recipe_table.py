@@ -7,9 +7,9 @@ import pytest
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
-from scripts.recipe.load import load_recipe, load_whole_recipe
+from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
-from tests.production import stages_of, stated
+from tests.production import stages_of, stated, whole_recipe
 
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
 RECIPES = sorted(path for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release)
@@ -59,7 +59,7 @@ def number(value: float | None) -> str:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipes_figures_are_the_documents(path):
-    recipe = load_whole_recipe(path)
+    recipe = whole_recipe(path)
     section = DOCUMENT.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     head, *rows = rows

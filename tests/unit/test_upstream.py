@@ -9,10 +9,10 @@ import yaml
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value_of
 from scripts.errors import UserError
-from scripts.recipe.load import load_recipe, load_whole_recipe
+from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from tests.conftest import ROOT
-from tests.production import stages_of, stated
+from tests.production import stages_of, stated, whole_recipe
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
@@ -172,7 +172,7 @@ real_checkouts = pytest.mark.skipif(
 @real_checkouts
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_every_shipped_recipe_fits_its_release(name):
-    recipe = load_whole_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+    recipe = whole_recipe(ROOT / "config/recipes" / f"{name}.yaml")
     checkout = Path(CHECKOUTS) / recipe.release
     assert not any(unknown_keys(recipe, checkout, stage) for stage in stages_of(recipe))
     if name.startswith("super3"):

@@ -1,4 +1,7 @@
-"""Write the files derived from models and pins: JSON schemas, config/README.md, conda environments."""
+"""Write the files derived from models and pins: JSON schemas, config/README.md, conda environments.
+
+python -m docs.schema
+"""
 
 import html
 import json
