@@ -25,7 +25,7 @@ rule card:
         export=subpath(input.export, parent=True),
         license=["--license", RECIPE.license] if RECIPE.license else [],
     shell:
-        "python -m scripts.report.card {params.export:q} {params.license:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.report.card --export {params.export:q} {params.license:q} --output {output:q} 2> {log:q}"
 
 
 # W&B's key stays in the environment; what W&B keeps in files lies beside the stage.
@@ -46,5 +46,5 @@ rule track:
         names=[word for key, value in TRACKING.items() for word in (f"--{key}", value)],
         folder=subpath(output[0], parent=True),
     shell:
-        "python -m scripts.report.track {params.ckpt:q} {params.names:q} --folder {params.folder:q} --output {output:q}"
+        "python -m scripts.report.track --checkpoint {params.ckpt:q} {params.names:q} --folder {params.folder:q} --output {output:q}"
         " > {log:q} 2>&1"

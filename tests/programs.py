@@ -5,9 +5,11 @@ import io
 import subprocess
 import sys
 from importlib import import_module
+from inspect import signature
 from unittest.mock import patch
 
 from scripts.errors import run_program
+from scripts.program import run_command_line
 from tests.conftest import ROOT
 
 
@@ -22,7 +24,8 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess:
         contextlib.redirect_stderr(err),
     ):
         try:
-            run_program(import_module(module).main)
+            main = import_module(module).main
+            (run_command_line if signature(main).parameters else run_program)(main)
         except SystemExit as end:
             status = end.code
             if isinstance(status, str):

@@ -3,16 +3,16 @@
 With a bad row the status is 1 and no output appears.
 """
 
-import argparse
 import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from scripts.errors import UserError, run_program, shortened
+from scripts.errors import UserError, shortened
 from scripts.files import write_json
+from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import Block, blocks_of
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
@@ -185,23 +185,22 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Command line of the check."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.check", description=__doc__.split("\n")[0])
-    parser.add_argument("--split", type=Path, nargs="+", required=True, help="splits of a blend (JSONL)")
-    parser.add_argument("--kind", choices=KINDS, default="prompts")
-    parser.add_argument("--environments", nargs="*", default=[], help="names that rows may bear (default: any)")
-    parser.add_argument("--allow", nargs="*", default=[], metavar="KEY", help="keys of bad rows to let pass")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="check.json (default: only print the findings)")
-    arguments = parser.parse_args()
-    rules = Rules(KINDS[arguments.kind], frozenset(arguments.environments), frozenset(arguments.allow))
-    tallies = check_files(arguments.split, rules, max(1, arguments.workers))
+def main(
+    split: Annotated[list[Path], "splits of a blend (JSONL)"],
+    kind: Literal[*KINDS] = "prompts",
+    environments: Annotated[list[str], "names that rows may bear (default: any)"] = (),
+    allow: Annotated[list[str], "keys of bad rows to let pass"] = (),
+    workers: Annotated[int, "processes"] = default_workers(),
+    output: Annotated[Path | None, "check.json (default: only print the findings)"] = None,
+) -> None:
+    """Check the splits of a blend."""
+    rules = Rules(KINDS[kind], frozenset(environments), frozenset(allow))
+    tallies = check_files(split, rules, max(1, workers))
     for file, tally in tallies.items():
         print(f"{file}: {tally.rows} rows, {tally.allowed.total()} of them bad but allowed")
-    if arguments.output is not None:
-        write_json(arguments.output, describe(tallies, rules))
+    if output is not None:
+        write_json(output, describe(tallies, rules))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

@@ -1,10 +1,9 @@
 """Fetch a recipe's blends and the external tables named by placeholders; compose blends of columns."""
 
-import argparse
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
@@ -15,8 +14,9 @@ from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.published import batches_of
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import replace_directory, write_json
+from scripts.program import run_command_line
 from scripts.recipe.blend import Benchmark, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -173,15 +173,14 @@ def _wanted_table(table: ExternalTable, folders: list[Path], recipe: Recipe) -> 
     return Wanted(HubSource(kind="hub", repository=table.repository, revision=revision), table.file, target)
 
 
-def main() -> None:
-    """Command line of the download."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.download", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True, help="recipe YAML with the blends to fetch")
-    parser.add_argument("--output", type=Path, required=True, help="directory for the blends, tables/ and record.json")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
-    arguments = parser.parse_args()
-    fetch_source(load_recipe(arguments.recipe), arguments.output, max(1, arguments.workers))
+def main(
+    recipe: Annotated[Path, "recipe YAML with the blends to fetch"],
+    output: Annotated[Path, "directory for the blends, tables/ and record.json"],
+    workers: Annotated[int, "processes"] = default_workers(),
+) -> None:
+    """Fetch the source of a recipe."""
+    fetch_source(load_recipe(recipe), output, max(1, workers))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

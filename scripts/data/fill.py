@@ -5,7 +5,6 @@ is small and deterministic: rows, bytes and SHA-256 of each split, rows by envir
 among the training rows.
 """
 
-import argparse
 import hashlib
 import json
 import sys
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import xxhash
@@ -23,8 +22,9 @@ from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import parts_of
 from scripts.data.question_tables import ExternalTables
 from scripts.data.source_record import differs_from_record, origin_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import open_atomically, temporary_directory, write_json
+from scripts.program import run_command_line
 from scripts.recipe.source import Reasoning
 from scripts.records import SourceRecord, read_if_there
 from scripts.rows.blocks import blocks_of
@@ -127,34 +127,32 @@ def _list_problems(problems: list[str], bad_rows: int) -> list[str]:
     return [*heading, *(f"  {problem}" for problem in problems), *more]
 
 
-def main() -> None:
-    """Command line of the pass from source to splits."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.fill", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--source",
-        type=Path,
-        required=True,
-        help="blend as published (JSONL); a record.json beside the file tells the origin",
-    )
-    parser.add_argument("--tables", type=Path, help="folder of the external tables (default: tables/ beside the blend)")
-    parser.add_argument("--holdout", type=json.loads, required=True, help="rows at the end, or their share")
-    parser.add_argument("--test", type=int, default=0, help="rows before the held-out rows for a test split")
-    parser.add_argument("--sample", type=int, help="only so many training rows, and a tenth as many held-out ones")
-    parser.add_argument("--unrewarded", action="store_true", help="preferences, whose rows name no environment")
-    parser.add_argument("--reasoning", type=Reasoning.model_validate_json, help="a blend's reasoning option, as JSON")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of rows whose reasoning is cut")
-    parser.add_argument("--workers", type=int, default=default_workers(), help="processes (default: %(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="folder for the splits and manifest.json")
-    arguments = parser.parse_args()
-    source, output = arguments.source, arguments.output
+def main(
+    source: Annotated[Path, "blend as published (JSONL); a record.json beside the file tells the origin"],
+    holdout: Annotated[float, "rows at the end, or their share", json.loads],
+    output: Annotated[Path, "folder for the splits and manifest.json"],
+    tables: Annotated[Path | None, "folder of the external tables (default: tables/ beside the blend)"] = None,
+    test: Annotated[int, "rows before the held-out rows for a test split"] = 0,
+    sample: Annotated[int | None, "only so many training rows, and a tenth as many held-out ones"] = None,
+    unrewarded: Annotated[bool, "preferences, whose rows name no environment"] = False,
+    reasoning: Annotated[Reasoning | None, "a blend's reasoning option, as JSON", Reasoning.model_validate_json] = None,
+    seed: Annotated[int, "of the choice of rows whose reasoning is cut"] = 0,
+    workers: Annotated[int, "processes"] = default_workers(),
+) -> None:
+    """Write the splits of a blend, and the manifest."""
     record = read_if_there(source.with_name("record.json"), SourceRecord)
     described = fill_blend(
         source,
-        arguments.tables or source.with_name("tables"),
+        tables or source.with_name("tables"),
         output,
-        is_rewarded=not arguments.unrewarded,
-        hashes={path: described["xxh3"] for path, described in record["files"].items()} if record else None,
-        **{key: getattr(arguments, key) for key in ("holdout", "test", "sample", "reasoning", "seed", "workers")},
+        is_rewarded=not unrewarded,
+        hashes={path: file["xxh3"] for path, file in record["files"].items()} if record else None,
+        holdout=holdout,
+        test=test,
+        sample=sample,
+        reasoning=reasoning,
+        seed=seed,
+        workers=workers,
     )
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder
@@ -164,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

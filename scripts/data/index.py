@@ -3,22 +3,24 @@
 A change of a row, or of the loader's split, changes these files and so their SHA-256 in the manifest.
 """
 
-import argparse
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from scripts.data.source_record import origin_of
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import open_atomically, write_json
 from scripts.records import SourceRecord, read_record
 
 FILES = ("train-split.jsonl", "val-split.jsonl", "check.json", "manifest.json")
 
 Line = dict[str, Any]
+Source = Annotated[Path, "folder of the published files"]
+Record = Annotated[Path, "the source's record.json"]
+Output = Annotated[Path, "the blend's folder"]
+Threads = Annotated[int, "reads and writes at once"]
 
 
 def start_blend(source: Path, published: Iterable[str], output: Path, marks: Iterable[str]) -> None:
@@ -27,17 +29,6 @@ def start_blend(source: Path, published: Iterable[str], output: Path, marks: Ite
         raise UserError(f"{source}: has no {', '.join(missing)}; fetch the blend again, or put it there")
     for name in (*FILES, *marks):
         (output / name).unlink(missing_ok=True)
-
-
-def run_preparation(prepare: Callable[..., None], about: str, own: str, **how: Any) -> None:
-    """Run `prepare` with the options of the command line; `own` is the option of one format."""
-    parser = argparse.ArgumentParser(description=about.split("\n", maxsplit=1)[0])
-    parser.add_argument("--source", type=Path, required=True, help="folder of the published files")
-    parser.add_argument("--source-record", dest="record", type=Path, required=True, help="the source's record.json")
-    parser.add_argument("--output", type=Path, required=True, help="the blend's folder")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="what to read and write at once")
-    parser.add_argument(own, **how)
-    run_program(lambda: prepare(**vars(parser.parse_args())))
 
 
 def write_index(

@@ -4,13 +4,12 @@
 split that the blend lacks.
 """
 
-import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from scripts.errors import run_program
 from scripts.files import canonical_json, replace_directory, sha256_text, write_json
+from scripts.program import run_command_line
 from scripts.records import Manifest, read_record
 
 SIDES = {"train": "train", "val": "validation", "test": "test"}
@@ -36,14 +35,12 @@ def lay_out(manifest: Path, output: Path) -> dict[str, Any]:
     return described
 
 
-def main() -> None:
-    """Command line of the layout."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data.layout", description=__doc__.split("\n")[0])
-    parser.add_argument("--manifest", type=Path, required=True, help="the blend's manifest.json, splits beside it")
-    parser.add_argument("--output", type=Path, required=True, help="folder to make")
-    arguments = parser.parse_args()
-    lay_out(arguments.manifest, arguments.output)
+def main(
+    manifest: Annotated[Path, "the blend's manifest.json, splits beside it"], output: Annotated[Path, "folder to make"]
+) -> None:
+    """Lay out the splits of a blend."""
+    lay_out(manifest, output)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

@@ -11,13 +11,14 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import run_preparation, start_blend, write_index
+from scripts.data.index import Output, Record, Source, Threads, start_blend, write_index
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
+from scripts.program import run_command_line
 from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
 from scripts.rows.jsonl import parse_row
 
@@ -45,10 +46,16 @@ def held_out(kept: int) -> int:
     return min(MMPR_HOLDOUT, kept // 10)
 
 
-def prepare_mmpr(source: Path, record: Path, output: Path, threads: int = 1, missing: float = 0.0) -> None:
+def prepare_mmpr(
+    source: Source,
+    source_record: Record,
+    output: Output,
+    threads: Threads = 1,
+    missing_images: Annotated[float, "share of rows that may lack their image"] = 0.0,
+) -> None:
     """Write images, annotations, meta file and the index of the splits below `output`.
 
-    `missing` is the share of rows that may lack their image. UserError, and no manifest, for incomplete data.
+    `missing_images` is the share of rows that may lack their image. UserError, and no manifest, for incomplete data.
     """
     start_blend(source, IMAGE_FILES["mmpr"], output, (META,))
     meta = _rewritten(source / "meta.json")
@@ -61,7 +68,7 @@ def prepare_mmpr(source: Path, record: Path, output: Path, threads: int = 1, mis
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     subsets = check_subsets(output, meta)
     kept = sum(subset.kept for subset in subsets)
-    _judge(subsets, kept, missing, source)
+    _judge(subsets, kept, missing_images, source)
     for subset in subsets:
         if (length := meta[subset.subset].get("length", subset.rows)) != subset.rows:
             print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {length}", flush=True)
@@ -74,7 +81,7 @@ def prepare_mmpr(source: Path, record: Path, output: Path, threads: int = 1, mis
     validation = held_out(kept)
     write_index(
         output,
-        record,
+        source_record,
         [asdict(subset) for subset in subsets] + [{"images": asdict(images)}],
         [{"loader": "mmpr", "seed": SEED, "rows": validation}],
         (kept - validation, validation),
@@ -171,5 +178,4 @@ def _listed(items: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    about = "share of rows that may lack their image"
-    run_preparation(prepare_mmpr, __doc__, "--missing-images", dest="missing", type=float, default=0.0, help=about)
+    run_command_line(prepare_mmpr)

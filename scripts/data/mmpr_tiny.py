@@ -8,16 +8,17 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow.parquet as pq
 from pyarrow import ArrowException
 
 from scripts.data.archives import extract_folder
-from scripts.data.index import run_preparation, start_blend, write_index
+from scripts.data.index import Output, Record, Source, Threads, start_blend, write_index
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import filled_by_program, sha256_file, write_text
+from scripts.program import run_command_line
 from scripts.recipe.blend import IMAGE_FILES
 
 TABLE = "mmpr_tiny.parquet"
@@ -27,7 +28,13 @@ COLUMNS = ["prompt", "reward_model", "images"]
 SHOWN = 10
 
 
-def prepare_mmpr_tiny(source: Path, record: Path, output: Path, holdout: int, threads: int = 1) -> None:
+def prepare_mmpr_tiny(
+    source: Source,
+    source_record: Record,
+    output: Output,
+    holdout: Annotated[int, "rows for validation, as the stage's data.val_size"],
+    threads: Threads = 1,
+) -> None:
     """Write images, table, the loader's mark and the index of the splits below `output`.
 
     UserError, and neither mark nor manifest, for a row that would stop the loader.
@@ -45,7 +52,7 @@ def prepare_mmpr_tiny(source: Path, record: Path, output: Path, holdout: int, th
     print(f"{output}: {json.dumps(checked)}", flush=True)
     write_index(
         output,
-        record,
+        source_record,
         [{"table": TABLE, "rows": rows, "sha256": sha256_file(output / TABLE)}, {"images": asdict(images)}],
         [{"loader": "mmpr_tiny", "first_rows": validation}],
         (rows - validation, validation),
@@ -95,5 +102,4 @@ def _problem(row: dict[str, Any], base: Path, known: set[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    about = "rows for validation, as the stage's data.val_size"
-    run_preparation(prepare_mmpr_tiny, __doc__, "--holdout", type=int, required=True, help=about)
+    run_command_line(prepare_mmpr_tiny)

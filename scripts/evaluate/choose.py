@@ -6,16 +6,16 @@ candidate hold at once with 95 % (Bonferroni). So the truly best is chosen or ti
 Constrained simultaneous confidence intervals for multiple comparisons with the best, Annals of Statistics 12, 1984).
 """
 
-import argparse
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.evaluate.benchmarks import interval_of, path_in, read_documents
 from scripts.files import filled_by_program, link_to, replace_directory, write_json
+from scripts.program import run_command_line
 from scripts.recipe.expand import HELD_OUT_MEAN
 from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
 from scripts.stage.bootstrap import LEAST_ROWS, interval, resample
@@ -147,24 +147,21 @@ def words_of(choice: Choice) -> str:
     return f"{says} (highest {best['score']:.3f}{bounds}){more}"
 
 
-def main() -> None:
-    """Command line of the choice."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.choose", description=__doc__)
-    parser.add_argument("--results", type=Path, required=True, help="the folder with the candidates' directories")
-    parser.add_argument("--stage", required=True, help="the stage of the variants or checkpoints")
-    parser.add_argument("--by", required=True, help=f"{HELD_OUT_MEAN} or a task of the evaluation")
-    parser.add_argument("--candidates", nargs="+", required=True, help="their names; of equal scores the first counts")
-    parser.add_argument("--store", type=Path, help="results/benchmarks, by which a task's documents are paired")
-    parser.add_argument("--folder", type=Path, required=True, help="the choice's folder, to be filled")
-    arguments = parser.parse_args()
-    candidates = rank(
-        [StagePaths(arguments.results / name) for name in arguments.candidates], arguments.by, arguments.store
-    )
-    chosen = candidates[0]["name"]
-    choice = Choice(stage=arguments.stage, by=arguments.by, chosen=[chosen], candidates=candidates)
-    publish(StagePaths(arguments.results / chosen), arguments.folder, choice)
+def main(
+    results: Annotated[Path, "the folder with the candidates' directories"],
+    stage: Annotated[str, "the stage of the variants or checkpoints"],
+    by: Annotated[str, f"{HELD_OUT_MEAN} or a task of the evaluation"],
+    candidates: Annotated[list[str], "their names; of equal scores the first counts"],
+    folder: Annotated[Path, "the choice's folder, to be filled"],
+    store: Annotated[Path | None, "results/benchmarks, by which a task's documents are paired"] = None,
+) -> None:
+    """Choose, and fill the folder of the choice."""
+    ranked = rank([StagePaths(results / name) for name in candidates], by, store)
+    chosen = ranked[0]["name"]
+    choice = Choice(stage=stage, by=by, chosen=[chosen], candidates=ranked)
+    publish(StagePaths(results / chosen), folder, choice)
     print(words_of(choice), flush=True)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

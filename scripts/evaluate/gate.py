@@ -1,14 +1,13 @@
 """Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements."""
 
-import argparse
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from scripts.errors import run_program
 from scripts.evaluate.benchmarks import interval_of
 from scripts.evaluate.step_criteria import judge_steps
 from scripts.files import write_json
+from scripts.program import run_command_line
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, Evaluation, read_record
@@ -151,29 +150,27 @@ def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]
     return {"stage": stage, "verdict": verdict, "criteria": rows}
 
 
-def main() -> None:
-    """Command line of the gate."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.gate", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--stage", required=True)
-    parser.add_argument("--metrics", type=Path, required=True, help="metrics.parquet")
-    parser.add_argument("--evaluation", type=Path, nargs="?", help="eval.json, where there is one")
-    parser.add_argument("--benchmarks", type=Path, nargs="?", help="benchmarks.json, where a criterion is of it")
-    parser.add_argument("--criteria", type=Path, required=True, help="criteria.json, to be written")
-    parser.add_argument("--output", type=Path, required=True, help="gate.json")
-    arguments = parser.parse_args()
-    criteria = load_recipe(arguments.recipe).settings_of(arguments.stage).gate
-    steps = read_table(arguments.metrics, METRICS).to_pylist()
-    evaluation = read_record(arguments.evaluation, Evaluation) if arguments.evaluation else None
-    benchmarks = read_record(arguments.benchmarks, Benchmarks) if arguments.benchmarks else None
-    results = [judge(criterion, steps, evaluation, benchmarks) for criterion in criteria]
-    record = criteria_record(arguments.stage, criteria, results)
+def main(
+    recipe: Path,
+    stage: str,
+    metrics: Annotated[Path, "metrics.parquet"],
+    criteria: Annotated[Path, "criteria.json, to be written"],
+    output: Annotated[Path, "gate.json"],
+    evaluation: Annotated[Path | None, "eval.json, where there is one"] = None,
+    benchmarks: Annotated[Path | None, "benchmarks.json, where a criterion is of it"] = None,
+) -> None:
+    """Judge a stage by the recipe's criteria."""
+    gate = load_recipe(recipe).settings_of(stage).gate
+    steps = read_table(metrics, METRICS).to_pylist()
+    held_out = read_record(evaluation, Evaluation) if evaluation else None
+    tasks = read_record(benchmarks, Benchmarks) if benchmarks else None
+    record = criteria_record(stage, gate, [judge(criterion, steps, held_out, tasks) for criterion in gate])
     for row in record["criteria"]:
-        print(f"{arguments.stage}: {row['outcome']}: {row['says']}")
-    print(f"{arguments.stage}: the gate says {record['verdict']}", flush=True)
-    write_json(arguments.criteria, record)
-    write_json(arguments.output, {key: record[key] for key in ("stage", "verdict")})
+        print(f"{stage}: {row['outcome']}: {row['says']}")
+    print(f"{stage}: the gate says {record['verdict']}", flush=True)
+    write_json(criteria, record)
+    write_json(output, {key: record[key] for key in ("stage", "verdict")})
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

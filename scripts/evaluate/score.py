@@ -1,21 +1,21 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.model.random_init import fresh_model
+from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
@@ -133,45 +133,43 @@ def kept_scores(export: Path, asked: dict[str, Any], start: Path, validation: li
     return training / "scores" / f"{sha256_text(canonical_json(asked))[:16]}.parquet"
 
 
-def main() -> None:
-    """Command line of the evaluation."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.score", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--export", type=Path, required=True, help="the stage's hf/record.json")
-    parser.add_argument(
-        "--start",
-        type=Path,
-        required=True,
-        help="the stage's start: rollouts.parquet of a scored parent; else hf/record.json, or config.yaml of a fresh "
-        "model, to be scored as well",
-    )
-    parser.add_argument("--validation", type=Path, nargs="+", required=True, help="validation splits (JSONL)")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="device of the model")
-    parser.add_argument("--gym-python", default=GYM_PYTHON, help="the Python of the environment with NeMo-Gym")
-    parser.add_argument("--rollouts", type=Path, required=True, help="rollouts.parquet, to be written")
-    parser.add_argument("--output", type=Path, required=True, help="eval.json")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+def main(
+    recipe: Path,
+    export: Annotated[Path, "the stage's hf/record.json"],
+    start: Annotated[
+        Path,
+        "the stage's start: rollouts.parquet of a scored parent; else hf/record.json, or config.yaml of a fresh model, "
+        "to be scored as well",
+    ],
+    validation: Annotated[list[Path], "validation splits (JSONL)"],
+    rollouts: Annotated[Path, "rollouts.parquet, to be written"],
+    output: Annotated[Path, "eval.json"],
+    threads: int = 2,
+    accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the model"] = "cpu",
+    gym_python: Annotated[str, "the Python of the environment with NeMo-Gym"] = GYM_PYTHON,
+) -> None:
+    """Score an export, or write earlier scores again."""
+    torch.set_num_threads(threads)
     transformers_logging.disable_progress_bar()
-    recipe = load_recipe(arguments.recipe)
-    register(own_environments(recipe))
-    if recipe.evaluation.gym:
-        register_gym(recipe.evaluation.gym, recipe.evaluation.gym_servers, arguments.gym_python)
-    decoding = recipe.evaluation.decoding
-    own = {name: sha256_file(path) for name, path in own_environments(recipe).items()}
-    gym = repr((recipe.evaluation.gym, recipe.evaluation.gym_servers))
-    asked = {"decoding": decoding, "environments": own, "gym": gym}
-    start, written = arguments.start, (decoding, arguments.rollouts, arguments.output)
-    kept = kept_scores(arguments.export, asked, start, arguments.validation)
+    loaded = load_recipe(recipe)
+    evaluation, own = loaded.evaluation, own_environments(loaded)
+    register(own)
+    if evaluation.gym:
+        register_gym(evaluation.gym, evaluation.gym_servers, gym_python)
+    decoding = evaluation.decoding
+    gym = repr((evaluation.gym, evaluation.gym_servers))
+    hashes = {name: sha256_file(path) for name, path in own.items()}
+    asked = {"decoding": decoding, "environments": hashes, "gym": gym}
+    written = (decoding, rollouts, output)
+    kept = kept_scores(export, asked, start, validation)
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
-        return write_results(arguments.export, read_table(kept, ROLLOUTS), *written)
+        return write_results(export, read_table(kept, ROLLOUTS), *written)
 
     def answers(model: Any, processor: Any) -> list[Answer]:
-        return answer_rows(model, processor, arguments.validation, decoding)
+        return answer_rows(model, processor, validation, decoding)
 
-    after = answers(*load_export(arguments.export, arguments.accelerator))
+    after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
         print(
@@ -183,13 +181,13 @@ def main() -> None:
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
         is_export = start.suffix == ".json"
-        model = load_export(start, arguments.accelerator) if is_export else fresh_model(read_config(start))
+        model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
         write_rollouts(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
-    write_results(arguments.export, table, *written, **counted)
+    write_results(export, table, *written, **counted)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

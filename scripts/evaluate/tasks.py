@@ -3,22 +3,22 @@
 Without an export, fetch the tasks' data sets and check the names, before any node is asked for.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import yaml
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.evaluate.benchmarks import beside_parent, path_in, read_scores
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.model.shape import Shape
+from scripts.program import run_command_line
 from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, ExportRecord, read_record
@@ -107,47 +107,46 @@ def run_harness(settings: dict[str, Any], packages: Path, folder: Path) -> None:
         raise UserError(f"evaluation.tasks: {settings['tasks'][0]}: lm-eval ended with {process.returncode}: {last}")
 
 
-def main() -> None:
-    """Command line: benchmarks.json of an export, or tasks.json."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.evaluate.tasks", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--packages", type=Path, required=True, help="the folder of envs/lm-eval.txt's packages")
-    parser.add_argument("--export", type=Path, help="hf/record.json of a stage or of the model")
-    parser.add_argument("--parent", type=Path, nargs="?", help="benchmarks.json of what the stage started from")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--accelerator", choices=("auto", "cuda", "cpu"), default="cpu", help="device of the model")
-    parser.add_argument("--store", type=Path, help="the folder where answers are kept")
-    parser.add_argument("--output", type=Path, required=True, help="benchmarks.json; tasks.json without an export")
-    arguments = parser.parse_args()
-    evaluation, harness = load_recipe(arguments.recipe).evaluation, harness_version(arguments.packages)
-    if arguments.export is None:
+def main(
+    recipe: Path,
+    packages: Annotated[Path, "the folder of envs/lm-eval.txt's packages"],
+    output: Annotated[Path, "benchmarks.json; tasks.json without an export"],
+    export: Annotated[Path | None, "hf/record.json of a stage or of the model"] = None,
+    parent: Annotated[Path | None, "benchmarks.json of the stage's start"] = None,
+    threads: int = 2,
+    accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the model"] = "cpu",
+    store: Annotated[Path | None, "the folder where answers are kept"] = None,
+) -> None:
+    """Write benchmarks.json of an export, or tasks.json."""
+    evaluation, harness = load_recipe(recipe).evaluation, harness_version(packages)
+    if export is None:
         for task in evaluation.task_list:
             with TemporaryDirectory() as name:
                 settings = settings_of(task) | {"model": "dummy", "device": "cpu", "limit": 1}
-                run_harness(settings, arguments.packages, Path(name))
-        write_json(arguments.output, {"harness": harness, "tasks": [task.task for task in evaluation.task_list]})
+                run_harness(settings, packages, Path(name))
+        write_json(output, {"harness": harness, "tasks": [task.task for task in evaluation.task_list]})
         return
-    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
-    folder, record = exported_model(arguments.export), read_record(arguments.export, ExportRecord)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    folder, record = exported_model(export), read_record(export, ExportRecord)
     if (folder / MEGATRON).exists():
         raise UserError(f"{folder}: only a link to Megatron's weights; lm-eval needs Hugging Face's format")
-    model, scores = settings_of_model(folder, arguments.accelerator, evaluation), {}
+    model, scores = settings_of_model(folder, accelerator, evaluation), {}
     for task in evaluation.task_list:
         key = key_of(task, evaluation, harness)
-        kept = path_in(arguments.store, record["content"], key)
+        kept = path_in(store, record["content"], key)
         if not kept.exists():
             with replace_directory(kept) as fresh:
-                run_harness(settings_of(task) | model, arguments.packages, fresh)
+                run_harness(settings_of(task) | model, packages, fresh)
         found = read_scores(kept, task.task, task.metric, key)
         for benchmark, entry in found.items():
             error = "" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}"
             print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']})", flush=True)
         scores |= found
-    parent = read_record(arguments.parent, Benchmarks) if arguments.parent else None
+    before = read_record(parent, Benchmarks) if parent else None
     known = {name: record[name] for name in ("stage", "step", "content")}
     known |= {"by": f"lm-eval {harness}, {model['model']}", "benchmarks": scores}
-    write_json(arguments.output, known | {"benchmarks": beside_parent(known, parent, arguments.store)})
+    write_json(output, known | {"benchmarks": beside_parent(known, before, store)})
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

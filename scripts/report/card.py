@@ -1,17 +1,17 @@
 """Write the model card of a published stage in Hugging Face's format, from the run's records alone."""
 
-import argparse
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import sha256_text, write_text
 from scripts.model.hugging_face import config_of, tensors_of
+from scripts.program import run_command_line
 from scripts.recipe.resolve import config_text
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
@@ -178,15 +178,14 @@ def _chat(folder: Path) -> str:
     return f"chat template of SHA-256 {sha256_text(found.chat_template)[:16]}; {tokens}"
 
 
-def main() -> None:
-    """Command line of the model card."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.card", description=__doc__.split("\n")[0])
-    parser.add_argument("export", type=Path, help="such as results/rlhf/hf")
-    parser.add_argument("--license", help="by the hub's name, such as apache-2.0; none: the card states none")
-    parser.add_argument("--output", type=Path, required=True, help="such as README.md")
-    arguments = parser.parse_args()
-    write_text(arguments.output, str(model_card(arguments.export, arguments.license)))
+def main(
+    export: Annotated[Path, "such as results/rlhf/hf"],
+    output: Annotated[Path, "such as README.md"],
+    license: Annotated[str | None, "by the hub's name, such as apache-2.0; none: the card states none"] = None,
+) -> None:
+    """Write the model card."""
+    write_text(output, str(model_card(export, license)))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

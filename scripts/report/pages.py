@@ -1,10 +1,11 @@
 """Write the pages of a whole run: overview, environments, sweeps, and summary.csv."""
 
-import argparse
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
+from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.records import Benchmarks, Choice, Evaluation, Record, read_if_there
@@ -45,14 +46,10 @@ def readable(path: Path, kind: type[Record]) -> Record | None:
         return None
 
 
-def main() -> None:
-    """Command line of the pages."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.pages", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results")
-    arguments = parser.parse_args()
-    write_pages(load_recipe(arguments.recipe), arguments.results)
+def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:
+    """Write the pages of a run."""
+    write_pages(load_recipe(recipe), results)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

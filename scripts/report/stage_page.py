@@ -1,13 +1,12 @@
 """The page of a stage: curves, held-out scores, gate, rollouts, config, data, time."""
 
-import argparse
 import base64
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 
-from scripts.errors import run_program
+from scripts.program import run_command_line
 from scripts.records import Benchmarks, Evaluation, Manifest, Preflight, read_if_there, read_record
 from scripts.report import stage_files
 from scripts.report.cost import cost_of
@@ -79,15 +78,14 @@ def composition(manifest: Manifest) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["train"], row["environment"]))
 
 
-def main() -> None:
-    """Command line of the stage's page."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.stage_page", description=__doc__)
-    parser.add_argument("--stage", type=Path, required=True, help="the stage's directory")
-    parser.add_argument("--manifest", type=Path, required=True, help="the blend's manifest.json")
-    parser.add_argument("--output", type=Path, required=True, help="HTML")
-    arguments = parser.parse_args()
-    write_stage_page(StagePaths(arguments.stage), arguments.manifest, arguments.output)
+def main(
+    stage: Annotated[Path, "the stage's directory"],
+    manifest: Annotated[Path, "the blend's manifest.json"],
+    output: Annotated[Path, "HTML"],
+) -> None:
+    """Write the page of a stage."""
+    write_stage_page(StagePaths(stage), manifest, output)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

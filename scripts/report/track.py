@@ -5,13 +5,13 @@ hold references (file://) with checksums; files stay in place. Curves come from 
 WANDB_API_KEY stays in the environment.
 """
 
-import argparse
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.program import run_command_line
 from scripts.report.chain import Link, read_chain
 
 ADVICE = "W&B is not installed; python -m pip install 'stagecoach-workflow[wandb]', or take tracking out of the config"
@@ -77,17 +77,16 @@ def _checkpoint(wandb: Any, link: Link) -> Any:
     return artifact
 
 
-def main() -> None:
-    """Command line of the tracking."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.report.track", description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", type=Path, help="such as results/rlhf/ckpt")
-    parser.add_argument("--project", required=True, help="W&B's project")
-    parser.add_argument("--entity", help="W&B's team or user; default: the account")
-    parser.add_argument("--folder", type=Path, required=True, help="for W&B's local files")
-    parser.add_argument("--output", type=Path, required=True, help="tracking.json")
-    arguments = parser.parse_args()
-    write_json(arguments.output, track(arguments.checkpoint, arguments.project, arguments.entity, arguments.folder))
+def main(
+    checkpoint: Annotated[Path, "such as results/rlhf/ckpt"],
+    project: Annotated[str, "W&B's project"],
+    folder: Annotated[Path, "for W&B's local files"],
+    output: Annotated[Path, "tracking.json"],
+    entity: Annotated[str | None, "W&B's team or user; default: the account"] = None,
+) -> None:
+    """Record a stage, and write tracking.json."""
+    write_json(output, track(checkpoint, project, entity, folder))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

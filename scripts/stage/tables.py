@@ -1,14 +1,15 @@
 """The tables metrics.parquet and rollouts.parquet, with columns by columns.yaml."""
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import open_atomically
+from scripts.program import run_command_line
 from scripts.records import AGAIN, CheckpointRecord, read_bytes, read_record
 from scripts.stage.progress import read_log
 
@@ -57,15 +58,14 @@ def write_metrics(log: Path, output: Path, last_step: int) -> None:
         pq.write_table(table, file)
 
 
-def main() -> None:
-    """Write metrics.parquet from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.stage.tables", description="Write metrics.parquet.")
-    parser.add_argument("--record", type=Path, required=True, help="the stage's ckpt/record.json")
-    parser.add_argument("--log", type=Path, required=True, help="the run directory's metrics.jsonl")
-    parser.add_argument("--output", type=Path, required=True, help="metrics.parquet")
-    arguments = parser.parse_args()
-    write_metrics(arguments.log, arguments.output, read_record(arguments.record, CheckpointRecord)["step"])
+def main(
+    record: Annotated[Path, "the stage's ckpt/record.json"],
+    log: Annotated[Path, "the run directory's metrics.jsonl"],
+    output: Annotated[Path, "metrics.parquet"],
+) -> None:
+    """Write metrics.parquet."""
+    write_metrics(log, output, read_record(record, CheckpointRecord)["step"])
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

@@ -1,14 +1,15 @@
 """Export in Hugging Face's format: a published checkpoint, or the recipe's pretrained model (no --stage)."""
 
-import argparse
 import math
 from pathlib import Path
+from typing import Annotated
 
 from scripts.backends.protocol import backend_of
 from scripts.data.hub import download, open_snapshot
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import describe_files, link_or_copy, temporary_directory
 from scripts.model.model_source import note_files
+from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
@@ -25,7 +26,7 @@ from scripts.stage.publish import (
     weights_among,
 )
 from scripts.stage.stage import Stage
-from scripts.train.arguments import stage_of
+from scripts.train.arguments import Results, stage_of
 
 
 def export_pretrained(model: PretrainedModel, hf: Path) -> None:
@@ -75,25 +76,21 @@ def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> N
             note_export(exports, files, read_record(stage.paths.export_record, ExportRecord))
 
 
-def main() -> None:
-    """Command line of the exporter."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.train.export", description=__doc__)
-    parser.add_argument("--recipe", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True, help="the run's folder of results: results")
-    parser.add_argument("--stage", help="the stage's name in the recipe; none: its pretrained model")
-    parser.add_argument("--model", nargs="?", help="the name of the model, instead of the recipe's")
-    parser.add_argument("--site", type=Path, help="the site, where a converter runs on its nodes")
-    parser.add_argument("--log", type=Path, help="what the converter prints")
-    arguments = parser.parse_args()
-    if arguments.stage is None:
-        recipe = load_recipe(arguments.recipe, model=arguments.model or None)
-        export_pretrained(recipe.model, StagePaths(arguments.results / MODEL).export_record.parent)
+def main(
+    recipe: Path,
+    results: Results,
+    stage: Annotated[str | None, "the stage's name in the recipe; none: its pretrained model"] = None,
+    model: Annotated[str | None, "the name of the model, instead of the recipe's"] = None,
+    site: Annotated[Path | None, "the site, where a converter runs on its nodes"] = None,
+    log: Annotated[Path | None, "output of the converter"] = None,
+) -> None:
+    """Export a stage's checkpoint or the pretrained model."""
+    if stage is None:
+        export_pretrained(load_recipe(recipe, model=model).model, StagePaths(results / MODEL).export_record.parent)
         return
-    stage = stage_of(arguments)
-    site = load_site(arguments.site, stage.recipe) if arguments.site else None
-    log = arguments.log.absolute() if arguments.log else None
-    export(stage, site, log)
+    exported = stage_of(recipe, results, stage)
+    export(exported, load_site(site, exported.recipe) if site else None, log.absolute() if log else None)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

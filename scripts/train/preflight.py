@@ -7,14 +7,15 @@ import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
+from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
 from scripts.records import Criteria, Gate, read_record
@@ -23,7 +24,7 @@ from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
 from scripts.stage.stage import Stage
-from scripts.train.arguments import stage_of, stage_parser
+from scripts.train.arguments import Name, Results, stage_of
 from scripts.train.disk import shortage
 
 SHOWN = 10
@@ -175,17 +176,18 @@ def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
             print(f"warning: {name}: {path}: {count} {fault}: {first}", file=sys.stderr)
 
 
-def main() -> None:
-    """Check the stage of the command line."""
-    parser = stage_parser("preflight", __doc__)
-    parser.add_argument("--site", type=Path, help="the site of the training")
-    parser.add_argument("--python", default=sys.executable, help="the Python of the training (default: the current)")
-    parser.add_argument("--output", type=Path, required=True, help="preflight.json")
-    arguments = parser.parse_args()
-    stage = stage_of(arguments)
-    site = load_site(arguments.site, stage.recipe) if arguments.site else None
-    write_json(arguments.output, check_stage(stage, site, arguments.python))
+def main(
+    recipe: Path,
+    results: Results,
+    stage: Name,
+    output: Annotated[Path, "preflight.json"],
+    site: Annotated[Path | None, "the site of the training"] = None,
+    python: Annotated[str, "the Python of the training (default: the current)"] = sys.executable,
+) -> None:
+    """Check a stage, and write the findings."""
+    checked = stage_of(recipe, results, stage)
+    write_json(output, check_stage(checked, load_site(site, checked.recipe) if site else None, python))
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

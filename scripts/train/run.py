@@ -9,10 +9,12 @@ import math
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.backends.stop import StopRequest
-from scripts.errors import CutOffError, ExhaustedError, UserError, run_program
+from scripts.errors import CutOffError, ExhaustedError, UserError
+from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.stage.attempts import begin_attempt, end_attempt, without_progress
@@ -22,7 +24,7 @@ from scripts.stage.provenance import code_revision, record_of, step_text, words_
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
-from scripts.train.arguments import stage_of, stage_parser
+from scripts.train.arguments import Name, Results, stage_of
 
 UNFINISHED = os.EX_TEMPFAIL
 IDLE_NODES_SECONDS = 360.0
@@ -151,41 +153,42 @@ def requeue(run: Path, attempt: Attempt) -> None:
         print(f"{error}; to be continued by a new job", flush=True)
 
 
-def main() -> int:
-    """Run the trainer's command line."""
-    parser = stage_parser("run", __doc__)
-    parser.add_argument("--site", type=Path, help="the site, for the use of a Slurm job's nodes")
-    parser.add_argument("--root", type=Path, help="the folder of all runs' results and the store (default: --results)")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: %(default)s)")
-    parser.add_argument("--deadline", type=float, help="seconds since the epoch (default: the end of the Slurm job)")
-    parser.add_argument("--call", type=int, default=0, help="number of the workflow's call")
-    parser.add_argument("--wait", action="store_true", help="wait for another process with the same training")
-    parser.add_argument("--after-job", type=int, default=0, help="wait for the end of a Slurm job; 0: for none")
-    parser.add_argument("--publish-only", type=int, default=0, help="1: exit with 75 instead of training")
-    parser.add_argument("--log", default=Attempt.log, help="the log to name in messages")
-    arguments = parser.parse_args()
-    stage = replace(stage_of(arguments), root=arguments.root)
-    if arguments.after_job:
-        print(f"{stage.name}: Slurm job {arguments.after_job} trains the stage; waiting for the job's end", flush=True)
-        wait_for_job(str(arguments.after_job))
-    site = load_site(arguments.site, stage.recipe) if arguments.site else None
-    job = own_job() if site and site.slurm and own_job_id() else None
-    publish_only, deadline = bool(arguments.publish_only), arguments.deadline
-    patience = 0.0 if not arguments.wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
-    attempt = Attempt(arguments.call, arguments.threads, patience, publish_only, arguments.log, Allocation(job, site))
+def main(
+    recipe: Path,
+    results: Results,
+    stage: Name,
+    site: Annotated[Path | None, "the site, for the use of a Slurm job's nodes"] = None,
+    root: Annotated[Path | None, "the folder of all runs' results and the store (default: --results)"] = None,
+    threads: Annotated[int, "CPU threads"] = 2,
+    deadline: Annotated[float | None, "seconds since the epoch (default: the end of the Slurm job)"] = None,
+    call: Annotated[int, "number of the workflow's call"] = 0,
+    wait: Annotated[bool, "wait for another process with the same training"] = False,
+    after_job: Annotated[int, "wait for the end of a Slurm job; 0: for none"] = 0,
+    publish_only: Annotated[int, "1: exit with 75 instead of training"] = 0,
+    log: Annotated[str, "the log to name in messages"] = Attempt.log,
+) -> int:
+    """Train the stage, and return the status of the process."""
+    trained = replace(stage_of(recipe, results, stage), root=root)
+    if after_job:
+        print(f"{stage}: Slurm job {after_job} trains the stage; waiting for the job's end", flush=True)
+        wait_for_job(str(after_job))
+    where = load_site(site, trained.recipe) if site else None
+    job = own_job() if where and where.slurm and own_job_id() else None
+    patience = 0.0 if not wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
+    attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where))
     if job is not None and job.end is not None and deadline is None:
-        deadline = job.end - site.slurm.margin
+        deadline = job.end - where.slurm.margin
     stop = StopRequest(deadline)
     stop.listen()
     try:
-        status = train_stage(stage, attempt, stop)
+        status = train_stage(trained, attempt, stop)
     except CutOffError as error:
-        print(f"{stage.name}: {error}; to be continued", flush=True)
+        print(f"{stage}: {error}; to be continued", flush=True)
         return UNFINISHED
-    if status == UNFINISHED and not stop.signalled and not attempt.publish_only:
-        requeue(stage.training, attempt)
+    if status == UNFINISHED and not stop.signalled and not publish_only:
+        requeue(trained.training, attempt)
     return status
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-BASE = {"credentials", "errors", "files", "installed", "processes", "records"}
+BASE = {"credentials", "errors", "files", "installed", "processes", "program", "records"}
 RECIPE = BASE | {"recipe"}
 ROWS = RECIPE | {"rows"}
 STAGE = ROWS | {"rewards", "data", "slurm", "model", "stage"}
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "installed": set(),
     "files": {"errors", "processes"},
     "processes": set(),
+    "program": {"errors"},
     "records": {"errors"},
     "recipe": BASE,
     "rows": RECIPE,

@@ -11,7 +11,8 @@ import pytest
 
 from scripts.data import check
 from scripts.data.check import Rules, check_files, describe
-from scripts.errors import CutOffError, UserError, run_program
+from scripts.errors import CutOffError, UserError
+from scripts.program import run_command_line
 from scripts.rows import blocks
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
 from scripts.rows.parallel import AHEAD, default_workers, in_order
@@ -35,7 +36,7 @@ def run(monkeypatch, capsys):
     def with_arguments(*arguments):
         monkeypatch.setattr(sys, "argv", ["check", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
-            run_program(check.main)
+            run_command_line(check.main)
         said = capsys.readouterr()
         if isinstance(ended.value.code, str):
             return 1, said.out, said.err + ended.value.code

@@ -1,6 +1,5 @@
 """The best of a sweep's variants is chosen by a score, ties are told as ties, and its folder is whole or not there."""
 
-import sys
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -203,14 +202,11 @@ def test_responses_that_could_not_be_judged_count_as_in_the_score_that_is_shown(
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch, capsys):
+def program(tmp_path, capsys):
     """Call the program on variants below `tmp_path`; what it printed."""
 
     def call(*candidates: str, **options) -> str:
-        more = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        words = ["--results", tmp_path, "--stage", "rlvr1", "--by", "held_out_mean", "--candidates", *candidates]
-        monkeypatch.setattr(sys, "argv", ["choose", *map(str, words), "--folder", str(tmp_path / "best"), *more])
-        choose.main()
+        choose.main(tmp_path, "rlvr1", "held_out_mean", candidates, tmp_path / "best", **options)
         return capsys.readouterr().out
 
     return call

@@ -364,7 +364,7 @@ def test_the_verdict_is_the_gravest_and_what_was_not_measured_is_a_warning():
     assert criteria_record("s", [unknown], [judge(unknown, [], None)])["verdict"] == "warn"
 
 
-def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_path, monkeypatch, capsys):
+def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_path, capsys):
     (tmp_path / "recipe.yaml").write_text(
         SHORT.read_text().replace(
             "rlvr1: {algorithm: grpo,",
@@ -378,10 +378,8 @@ def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_pa
     (table,) = chain({A: [1] * 12}, {A: [0] * 12})
     write_rollouts(table, tmp_path / "rollouts.parquet")
     write_json(tmp_path / "eval.json", evaluation_record(EXPORT, table, {}))
-    options = [f"--{name}={tmp_path}/{file}" for name, file in (("recipe", "recipe.yaml"), ("output", "gate.json"))]
-    options += [f"--metrics={tmp_path}/metrics.parquet", f"--evaluation={tmp_path}/eval.json", "--stage=rlvr1"]
-    monkeypatch.setattr("sys.argv", ["gate", *options, f"--criteria={tmp_path}/criteria.json"])
-    gate.main()
+    files = (tmp_path / name for name in ("metrics.parquet", "criteria.json", "gate.json", "eval.json"))
+    gate.main(tmp_path / "recipe.yaml", "rlvr1", *files)
     assert read_json(tmp_path / "gate.json") == {"stage": "rlvr1", "verdict": "stop"}
     record = read_json(tmp_path / "criteria.json")
     assert (record["stage"], record["verdict"]) == ("rlvr1", "stop")

@@ -206,7 +206,7 @@ def test_missing_images_are_refused_unless_their_share_may_be_missing(refused, p
         "source/mpo/images.zip: lacks the images of 2 of 40 rows, which the loader would skip: openbmb/RLAIF-V (2 of "
         "24); fetch both archives at one revision, or let it pass (missing_images of the blend)"
     )
-    output = prepare(missing=0.05)
+    output = prepare(missing_images=0.05)
     assert len(rows_of_loader(output / mmpr.META)) == 38
     assert read_json(output / "check.json")["missing_images"] == 2
 

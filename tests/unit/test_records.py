@@ -271,11 +271,9 @@ def test_what_is_loaded_is_the_folder_that_the_facts_name_with_the_recorded_file
 # --- data ---
 
 
-def test_a_blend_is_filled_by_hand_without_a_record_of_its_source(tmp_path, monkeypatch):
+def test_a_blend_is_filled_by_hand_without_a_record_of_its_source(tmp_path):
     blend = tmp_path / "mine.jsonl"
     blend.write_text('{"agent_ref": {"name": "x"}}\n' * 12)
-    options = ["fill", "--source", str(blend), "--holdout", "2", "--output", str(tmp_path / "splits")]
-    monkeypatch.setattr("sys.argv", options)
-    fill_program()
+    fill_program(blend, 2, tmp_path / "splits")
     manifest = read_json(tmp_path / "splits/manifest.json")
     assert manifest["source"] == {"name": str(tmp_path), "revision": "folder"} and manifest["train"]["rows"] == 10

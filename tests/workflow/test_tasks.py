@@ -13,6 +13,7 @@ import pytest
 
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.program import arguments_of
 from tests.conftest import ROOT, Workflow
 from tests.workflow.test_recorded import RECORDED
 
@@ -72,8 +73,7 @@ def run(tree, monkeypatch, capsys):
         monkeypatch.setenv(name, value)
 
     def call(*arguments: str) -> str:
-        monkeypatch.setattr("sys.argv", ["program", *SHARED_ARGUMENTS, *arguments])
-        tasks.main()
+        tasks.main(**arguments_of(tasks.main, [*SHARED_ARGUMENTS, *arguments]))
         return capsys.readouterr().out
 
     return call
