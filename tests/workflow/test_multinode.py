@@ -211,7 +211,7 @@ def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_it
     job = replace(stages.job("sft", "sft.killed", 100_000, settings=saving), processes=2)
 
     def once_saved(after: int, deed) -> None:
-        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=180)
+        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=400)
         deed()
 
     def kill_rank_1() -> None:
@@ -333,7 +333,7 @@ def test_two_processes_on_each_of_two_nodes_save_their_step_when_asked_to_stop(s
     log = job.run / "metrics.jsonl"
 
     def ask():
-        wait_until("a step", log.exists, seconds=180)
+        wait_until("a step", log.exists, seconds=400)
         job.stop.ask("SIGTERM")
 
     driver = Driver(cluster, ask)
