@@ -26,7 +26,8 @@ def chain(made):
 
 
 def track(chain: Path, folder: Path, **environment: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "scripts.report.track", str(chain / "rlvr1/ckpt"), "--project", "post-training"]
+    checkpoint = str(chain / "rlvr1/ckpt")
+    command = [sys.executable, "-m", "scripts.report.track", "--checkpoint", checkpoint, "--project", "post-training"]
     options = ["--folder", str(folder), "--output", str(folder / "tracking.json")]
     known = {"WANDB_API_KEY": KEY, "HOME": str(folder)}
     return subprocess.run(
