@@ -5,7 +5,7 @@ import io
 import json
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
@@ -154,12 +154,6 @@ def _uri(image: Any, column: str) -> str:
         raise Misfit("its picture is neither bytes nor a data URI; put the picture itself into the column", column)
     try:
         kind = Image.open(io.BytesIO(data)).get_format_mimetype()
-    except (OSError, UnidentifiedImageError) as error:
+    except OSError as error:
         raise Misfit(f"its picture cannot be read ({error})", column) from None
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def shared_start(chosen: list[Message], rejected: list[Message]) -> int:
-    """Count the equal messages two conversations begin with, leaving each one message at least."""
-    longest = min(len(chosen), len(rejected)) - 1
-    return next((place for place in range(longest) if chosen[place] != rejected[place]), longest)

@@ -24,7 +24,6 @@ from scripts.data.conversations import (
     as_messages,
     as_text,
     as_tools,
-    shared_start,
     with_images,
     with_system,
     with_template,
@@ -33,7 +32,7 @@ from scripts.data.conversations import (
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.kinds import contract_of
-from scripts.rows.messages import closing_text
+from scripts.rows.messages import closing_text, common_length
 
 Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")
@@ -233,7 +232,7 @@ class Mapper:
     def _pair(self, published: Row) -> Row:
         """Make a context with a better and a worse answer."""
         chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))
-        shared = shared_start(chosen, rejected)
+        shared = common_length(chosen[:-1], rejected[:-1])
         context = chosen[:shared]
         if self.asked and not context:
             context = self._messages(published, self.asked)

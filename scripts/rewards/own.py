@@ -22,15 +22,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.errors import UserError, shortened
+from scripts.errors import UserError
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import VerifierError
-from scripts.rows.messages import last_question
+from scripts.rows.messages import shown_question
 
 Row = dict[str, Any]
 FUNCTIONS = ("verify", "compare", "check", "good_answer")
-SHOWN = 60
 
 
 class OwnEnvironment:
@@ -54,7 +53,7 @@ class OwnEnvironment:
             name, value = "get_reward", earned
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
-            raise self._error(name, f"returned {value!r}, which is not from 0 to 1", row)
+            raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row)
         return value
 
     def _untouched(self, row: Row) -> Any:
@@ -66,10 +65,10 @@ class OwnEnvironment:
         """Return the rewards of one prompt's rollouts, in order."""
         values = self._call("compare", row, list(responses))
         if isinstance(values, str) or not hasattr(values, "__iter__"):
-            raise self._error("compare", f"returned {values!r} instead of a list of rewards", row)
+            raise self._fault("compare", f"returned {values!r} instead of a list of rewards", row)
         values = [self._number("compare", value, row) for value in values]
         if len(values) != len(responses):
-            raise self._error("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
+            raise self._fault("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
         return values
 
     def spec(self) -> EnvironmentSpec:
@@ -153,12 +152,12 @@ class OwnEnvironment:
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
         if value is not None and not isinstance(value, str):
-            raise self._error(name, f"returned {value!r}, which is neither a text nor None", row)
+            raise self._fault(name, f"returned {value!r}, which is neither a text nor None", row)
         return value
 
     def _number(self, name: str, value: Any, row: Row) -> float:
         if not isinstance(value, Real) or not isfinite(value):
-            raise self._error(name, f"returned {value!r}, which is no finite number", row)
+            raise self._fault(name, f"returned {value!r}, which is no finite number", row)
         return float(value)
 
     def _refusal(self, says: str) -> UserError:
@@ -166,10 +165,7 @@ class OwnEnvironment:
 
     def _fault(self, name: str, error: BaseException | str, row: Row, kind: type[UserError] = UserError) -> UserError:
         says = error if isinstance(error, str) else f"raised at {self._place_and_cause(error)}"
-        return self._error(name, says, row, kind)
-
-    def _error(self, name: str, says: str, row: Row, kind: type[UserError] = UserError) -> UserError:
-        asks = shortened(" ".join(last_question(row).split()), SHOWN)
+        asks = shown_question(row)
         return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _place_and_cause(self, error: BaseException) -> str:

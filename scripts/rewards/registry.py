@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import CutOffError, UserError, shortened
+from scripts.errors import CutOffError, UserError
 from scripts.installed import environments
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.rewards.episode import Episode, tools_of
@@ -18,12 +18,11 @@ from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, described
 from scripts.rows import kinds
-from scripts.rows.messages import last_question
+from scripts.rows.messages import shown_question
 from scripts.rows.request import PromptRow
 
 Row = dict[str, Any]
 HARMLESS = "A word or two."
-SHOWN = 60
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
@@ -178,8 +177,8 @@ def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> 
     except UserError:
         raise
     except Exception as as_well:
-        name, asks = row["agent_ref"]["name"], shortened(" ".join(last_question(row).split()), SHOWN)
         raise UserError(
-            f"{name}: {described(as_well)} whatever the response (the row that asks {asks!r}); mend or remove the row"
+            f"{row['agent_ref']['name']}: {described(as_well)} whatever the response (the row that asks "
+            f"{shown_question(row)!r}); mend or remove the row"
         ) from as_well
     return Unjudged(described(error))

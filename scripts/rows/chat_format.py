@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +19,7 @@ from tokenizers import Tokenizer
 from scripts.errors import UserError
 from scripts.files import read_json, write_json, write_text
 from scripts.recipe.sampling import OWN
+from scripts.rows.messages import common_length
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")
@@ -60,10 +60,9 @@ def compiled_template(chat_template: str, folder: Path) -> Template:
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
     environment.globals["raise_exception"] = _refuse
-    config = folder / SETTINGS
-    for name, value in (json.loads(config.read_bytes()) if config.is_file() else {}).items():
+    for name, value in _json(folder / SETTINGS).items():
         if name.endswith("_token") and value:
-            environment.globals[name] = value["content"] if isinstance(value, dict) else value
+            environment.globals[name] = _text(value)
     return environment.from_string(_GENERATION.sub("", chat_template))
 
 
@@ -88,7 +87,7 @@ def training_template_of(chat_template: str) -> str | None:
 
 def marks_answers(chat_template: str) -> bool:
     """Whether a chat template marks the assistant's text by ``{% generation %}``."""
-    return re.search(r"\{%-?\s*generation\s*-?%\}", chat_template) is not None
+    return _GENERATION.search(chat_template) is not None
 
 
 def chat_template_of(folder: Path) -> str | None:
@@ -158,19 +157,13 @@ def _json(path: Path) -> dict[str, Any]:
     """Read a file of settings; empty if missing or broken."""
     try:
         content = read_json(path)
-    except (OSError, ValueError, UserError):
+    except (OSError, UserError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _text(token: Any) -> str | None:
     return token.get("content") if isinstance(token, dict) else token
-
-
-def common_length(text: str, other: str) -> int:
-    """Return the length of the common start of two texts."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
-    return sum(1 for _ in alike)
 
 
 def _first_difference(before: str | None, after: str | None) -> str:

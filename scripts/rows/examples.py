@@ -1,13 +1,12 @@
 """Contracts of demonstrations and preferences, and the preference of a row in any form."""
 
 from dataclasses import dataclass
-from itertools import takewhile
 from operator import itemgetter
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rows.messages import texts_of
+from scripts.rows.messages import common_length, texts_of
 from scripts.rows.request import AgentRef, InputText, Text, broken, parse
 
 Messages = list[dict[str, Any]]
@@ -194,7 +193,7 @@ def _of_pair(row: dict[str, Any]) -> tuple[Messages, Messages, Messages]:
         if not prompt:
             raise broken("prompt", "is missing")
         return prompt, chosen, rejected
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    same = common_length(chosen, rejected)
     if not same or (prompt and chosen[:same][-len(prompt) :] != prompt):
         raise broken("rejected", "does not begin with the prompt that chosen begins with")
     return chosen[:same], chosen[same:], rejected[same:]

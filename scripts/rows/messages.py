@@ -1,9 +1,14 @@
 """Messages of a row's prompt, and texts of messages."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from operator import eq
 from typing import Any
 
+from scripts.errors import shortened
+
 Message = dict[str, Any]
+SHOWN = 60
 NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
@@ -21,29 +26,20 @@ def text_of(content: Any, picture: str | None = None) -> str:
     return content if isinstance(content, str) else ""
 
 
-def conversation(row: dict[str, Any]) -> list[Message]:
-    """Return the messages of a row's prompt with role and text alone."""
-    return [
-        {"role": message.get("role", "user"), "content": text_of(message.get("content"))}
-        for message in messages_of(row)
-    ]
-
-
-def last_user_text(messages: Iterable[Message], picture: str | None = None) -> str | None:
-    """Return the text of the last user message, or None."""
-    from_user = [message for message in messages if message.get("role") == "user"]
-    return text_of(from_user[-1].get("content"), picture) if from_user else None
-
-
 def closing_text(messages: list[Message], picture: str | None = None) -> str:
-    """Return the text of the last user message, or else of the last message."""
-    text = last_user_text(messages, picture)
-    return text_of(messages[-1].get("content"), picture) if text is None else text
+    """Return the text of the last user message, or else of the last message; empty without messages."""
+    from_user = [message for message in messages if message.get("role") == "user"]
+    return text_of((from_user or messages or [{}])[-1].get("content"), picture)
 
 
-def last_question(row: dict[str, Any]) -> str:
-    """Return the stripped text of a row's last user message, empty without one."""
-    return (last_user_text(messages_of(row)) or "").strip()
+def shown_question(row: dict[str, Any]) -> str:
+    """Return the closing text of a row's prompt in one short line, for messages."""
+    return shortened(" ".join(closing_text(messages_of(row)).split()), SHOWN)
+
+
+def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return the length of the common start of two texts or lists."""
+    return sum(takewhile(bool, map(eq, first, second)))
 
 
 def texts_of(value: Any) -> Iterator[str]:

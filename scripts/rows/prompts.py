@@ -1,12 +1,11 @@
 """Prompts as a policy reads them: text in the chat template, and pictures."""
 
 import base64
-import binascii
 import io
 import json
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from scripts.errors import UserError
 from scripts.rows.messages import closing_text, messages_of
@@ -70,7 +69,7 @@ def open_picture(uri: str) -> Image.Image:
         if not header.startswith("data:image/"):
             raise ValueError("no data URI")
         return Image.open(io.BytesIO(base64.b64decode(data, validate=True))).convert("RGB")
-    except (ValueError, binascii.Error, UnidentifiedImageError) as error:
+    except (ValueError, OSError) as error:
         raise UserError(f"a row's picture, {uri[:60]}..., cannot be read ({error}); give it as a data URI") from None
 
 

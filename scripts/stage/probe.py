@@ -17,7 +17,7 @@ from scripts.recipe.reward_probe import Probe
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.jsonl import environment_of, key_of, read_rows
-from scripts.rows.messages import conversation
+from scripts.rows.messages import messages_of, text_of
 
 SECONDS = 30  # for an answer, where no process or server bounds its own time
 EXPECTED, EMPTY, PROMPT, OTHER = "the expected answer", "an empty answer", "the prompt", "another row's answer"
@@ -105,7 +105,7 @@ def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, a
     """Make the answers to try; without an expected answer, or a scale where responses are compared, few or none."""
     if expected is None:
         return {} if spec.compare else {EMPTY: ""}
-    prompt = "\n".join(message["content"] for message in conversation(row))
+    prompt = "\n".join(text_of(message.get("content")) for message in messages_of(row))
     answers = {EXPECTED: expected, EMPTY: "", PROMPT: prompt}
     others = [answer for answer in all_expected if answer not in (None, expected)]
     return answers | ({OTHER: others[0]} if spec.other_answers_fail and others else {})

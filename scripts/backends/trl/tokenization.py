@@ -14,10 +14,10 @@ from PIL import Image
 
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
-from scripts.rows.chat_format import common_length, marks_answers, tokenizer_of, training_template_of
+from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
-from scripts.rows.messages import text_of
+from scripts.rows.messages import common_length, text_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
 
 TOKENS = pa.list_(pa.int32())
