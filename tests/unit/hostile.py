@@ -9,225 +9,36 @@ import json
 import random
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.environments import code_gen, math, structured_outputs
 from scripts.rewards.registry import reward_groups, score
 
 Row = dict[str, Any]
-DEEP = 20_000
 SLOW = 10.0
-FORGED = json.dumps({"ended": "returned", "value": 1.0})
+PARTS = yaml.safe_load(Path(__file__).with_name("hostile_responses.yaml").read_text())
 
-# Python literals and JSON values that some reader of the two refuses, cannot hold, or takes for more than they are.
-LITERALS = {
-    "a set": "{1}",
-    "an empty set": "set()",
-    "bytes": "b'a'",
-    "a complex number": "1j",
-    "an ellipsis": "...",
-    "a tuple": "(1, 2)",
-    "a key that is a tuple": "{(1, 2): 3}",
-    "a key that is a number": "{1: 2}",
-    "a key that is None": "{None: 2}",
-    "a key that is no text": "{b'a': 2}",
-    "a key that cannot be hashed": "{[]: 1}",
-    "a set in a set": "{{1}}",
-    "an unpacked dictionary": "{**{}}",
-    "an unpacked list": "[*[1]]",
-    "a name": "print",
-    "an attribute": "().__class__",
-    "a call": "__import__('os').system('true')",
-    "a lambda": "(lambda: 1)()",
-    "a comprehension": "[i for i in range(9)]",
-    "a walrus": "(a := 1)",
-    "an f-string": "f'{1}'",
-    "a sum": "1 + 1",
-    "a product of texts": "'a' * 10**9",
-    "a power": "9**9**9",
-    "a lone surrogate": r"'\ud800'",
-    "a NUL": r"'\0'",
-    "a bad escape": r"'\xz'",
-    "a name of no character": r"'\N{NO SUCH}'",
-    "a starred call": "f(*[1])",
-    "octal": "0777",
-    "a yield": "(yield)",
-    "an await": "await x",
-    "two lines": "1\n, b=2",
-    "a comment": "1 # )]",
-    "nested brackets": "[" * 200 + "]" * 200,
-    "deep brackets": "[" * DEEP + "]" * DEEP,
-    "deep braces": "{1:" * 5000 + "1" + "}" * 5000,
-    "minuses": "-" * DEEP + "1",
-    "nots": "not " * DEEP + "1",
-    "deep attributes": "a" + ".a" * DEEP,
-    "deep subscripts": "a" + "[0]" * DEEP,
-    "deep calls": "f(" * DEEP + ")" * DEEP,
-    "deep sums": "1" + "+1" * DEEP,
-    "deep texts": "'a' " * DEEP,
-    "5,000 digits": "9" * 5000,
-    "4,000 digits": "9" * 4000,
-}
-VALUES = {
-    "NaN": "NaN",
-    "infinity": "Infinity",
-    "minus infinity": "-Infinity",
-    "1e400": "1e400",
-    "1e308": "1e308",
-    "-0.0": "-0.0",
-    "400 digits": "9" * 400,
-    "4,000 digits": "9" * 4000,
-    "5,000 digits": "9" * 5000,
-    "400 digits after the point": "0." + "3" * 400,
-    "a huge exponent": "1e" + "9" * 30,
-    "a tiny exponent": "1e-" + "9" * 30,
-    "null": "null",
-    "true": "true",
-    "an empty list": "[]",
-    "an empty object": "{}",
-    "a list of nulls": "[null, null]",
-    "a lone surrogate": r'"\ud800"',
-    "two halves the wrong way round": r'"\udc00\ud800"',
-    "a NUL": r'"\u0000"',
-    "an empty key": '{"": 1}',
-    "a surrogate for a key": r'{"\udfff": 1}',
-    "the key __class__": '{"__class__": 1}',
-    "the key $ref": '{"$ref": "file:///etc/passwd"}',
-    "the same key twice": '{"a": 1, "a": 2}',
-    "900 brackets": "[" * 900 + "]" * 900,
-    "deep brackets": "[" * DEEP + "]" * DEEP,
-    "deep objects": '{"a":' * DEEP + "1" + "}" * DEEP,
-    "brackets that do not close": "[" * DEEP,
-    "objects that do not close": '{"a":' * DEEP,
-    "a long text": '"' + "a" * DEEP + '"',
-    "many numbers": "[" + "1," * DEEP + "1]",
-    "a text that does not close": '"a',
-    "a comma too many": "[1,]",
-    "a byte order mark": "\ufeff1",
-    "Arabic digits": "٣",
-    "a superscript": "²",
-}
+
+def text_of(parts: str | list[str | list]) -> str:
+    """A text, or the one of such parts, of which a list is a text and how often it stands there."""
+    if isinstance(parts, str):
+        return parts
+    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
+
+
+LITERALS, VALUES = ({what: text_of(parts) for what, parts in PARTS[kind].items()} for kind in ("literals", "values"))
+EXPRESSIONS, PYTHON, TEXTS = ([text_of(parts) for parts in PARTS[kind]] for kind in ("expressions", "python", "texts"))
+BOXED = [rf"\boxed{{{expression}}}" for expression in EXPRESSIONS]
+ANSWERS = [f"<answer>{expression}</answer>" for expression in PYTHON]
 
 
 def call(value: str, name: str = "look_up") -> str:
     """A call of a tool in tags, with one argument."""
     return f'<tool_call>{{"name": "{name}", "arguments": {{"a": {value}}}}}</tool_call>'
-
-
-EXPRESSIONS = [
-    "9^{9^{9^{9}}}",
-    r"\frac{1}{0}",
-    r"\sqrt{" * 500,
-    "x" + "!" * 500,
-    r"\int" * 300,
-    r"\sum_{i=1}^{10^{99}} i",
-]
-EXPRESSIONS += [
-    "{" * DEEP,
-    "}" * DEEP,
-    "9" * 5000,
-    "1e" + "9" * 20,
-    r"\begin{matrix}" * 200,
-    "(" * 5000 + "1" + ")" * 5000,
-]
-EXPRESSIONS += [r"\text{__import__('os')._exit(0)}", "__import__('os')._exit(0)", r"\mathrm{exec}(1)", "x=" * 500 + "1"]
-PYTHON = [
-    f"__import__('os').write(3, b'{FORGED}') or __import__('os')._exit(0)",
-    f"__import__('os').pwrite(3, b'{FORGED}', 0) + __import__('os')._exit(0)",
-    "[c for c in ().__class__.__base__.__subclasses__()]",
-    "open('/proc/self/mem', 'wb')",
-    "exec('import os; os._exit(0)')",
-    "globals().update(compare=lambda *_: 1.0)",
-    "(lambda f: f(f))(lambda f: f(f))",
-    "Symbol('x').__class__.__init__.__globals__",
-    "lambdify([], 'x')()",
-    "sympify('__import__(\"os\")._exit(0)')",
-    "S('__import__(\"os\")._exit(0)')",
-    "parse_expr('1')",
-    "Function('f')(9)**9**9",
-    "factorial(factorial(9999))",
-    "Integer(24).__class__.__eq__.__globals__",
-    "'a'.__mul__(10**10)",
-    "24 if 1 else 0",
-    "1_2 * 2",
-    "9**9**9**9",
-    "10**(10**10)",
-    "2**2**2**2**2**2",
-    "(" * 5000 + "24" + ")" * 5000,
-    "-" * DEEP + "24",
-    "[" * DEEP + "]" * DEEP,
-    "1" * 5000,
-    "0x18",
-    "2.4e1",
-    "24 # 1 2 3 4",
-    "x.diff(x)",
-    "x.subs(x, 1)",
-    "Integral(x, (x, 0, 10**9)).doit()",
-    "True and 24",
-    "24;24",
-    "ℯ + 𝟏",
-    "\\\n24",
-]
-BOXED = [rf"\boxed{{{expression}}}" for expression in EXPRESSIONS]
-ANSWERS = [f"<answer>{expression}</answer>" for expression in PYTHON]
-TEXTS = [
-    "\ud800",
-    "\udfff" * 100,
-    "\x00",
-    "\x00" * DEEP,
-    "\u202e" * 100,
-    "\u0300" * DEEP,
-    "ﷺ" * DEEP,
-    "a" * 200_000,
-    " " * DEEP + "a",
-    "\n" * DEEP,
-    "a " * DEEP,
-    "a. " * DEEP,
-    "." * DEEP,
-    "*" * DEEP,
-    "<<" * DEEP,
-    "[" * DEEP,
-    "<think>" * DEEP,
-    "</think>" * DEEP,
-    "<tool_call>" * DEEP,
-    "<tool_call>{" * DEEP + "}</tool_call>",
-    "<tool_call>{}</tool_call>",
-    '<tool_call>{"name": 1}</tool_call>',
-    '<tool_call>{"name": "a", "arguments": []}</tool_call>',
-    '<tool_call>{"name": "a", "arguments": null}</tool_call>',
-    "<answer>" * DEEP,
-    r"\boxed{" * DEEP,
-    r"\boxed{" * 500 + "}" * 500,
-    r"\boxed{\text{" * 500,
-    "[{" * DEEP,
-    '[{"a": ' * DEEP,
-    "[{}]" * DEEP,
-    "[{}, 1]",
-    '[{"a": 1}, null]',
-    "Answer: " + "(" * DEEP,
-    "Answer: " + r"\text{" * 500 + "x" + "}" * 500,
-    "Answer: " + "9" * 5000,
-    "Answer: nan",
-    "Answer: " + "1," * DEEP,
-    "```python\n" + "(" * DEEP + "\n```",
-    "```python\n\x00\n```",
-    "```python\n\ud800\n```",
-    f"```python\nimport os\nos.write(3, b'{FORGED}')\nos._exit(0)\n```",
-    f"```python\nimport os\nfor n in range(64):\n  try: os.write(n, b'{FORGED}')\n  except OSError: pass\nos._exit(0)\n```",
-    "```python\nimport os, signal\nos.kill(os.getppid(), 9)\n```",
-    "```python\nimport sys\nsys.setrecursionlimit(10**9)\nf = lambda: f()\nf()\n```",
-    "```python\nx = [0] * 10**10\n```",
-    "```python\nprint('a' * 10**9)\n```",
-    "```",
-    "[f()]",
-    "[f(a=1)" * 2000,
-    "[f(**{})]",
-    "[f(a=1, a=2)]",
-    "[f.g(a=1)]",
-    "[f(1)]",
-    "[" + "f(a=1)," * 2000 + "f(a=1)]",
-]  # fmt: skip
 
 
 def responses() -> Iterator[tuple[str, str]]:
@@ -253,8 +64,11 @@ def schema(**fields: Any) -> str:
 
 def prompt(environment: str, **fields: Any) -> Row:
     """A row of an environment, with a prompt that obeys its contract."""
-    return {"agent_ref": {"type": "responses_api_agents", "name": environment}, **fields} | {
-        "responses_create_params": {"input": [{"role": "user", "content": "?"}], **fields.get("request", {})}
+    request = {"input": [{"role": "user", "content": "?"}]}
+    return {
+        "agent_ref": {"type": "responses_api_agents", "name": environment},
+        **fields,
+        "responses_create_params": request,
     }
 
 
@@ -264,23 +78,18 @@ def structured(text: str, **fields: Any) -> Row:
 
 
 _NUMBER = schema(a={"type": "number", "multipleOf": 0.01, "maximum": -5})
+_SEVENFOLD = {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}
+_COLOUR = {"options": [{"A": "red"}, {"B": "blue"}], "expected_answer": "B"}
 _CALL = {"type": "function_call", "name": "look_up", "arguments": '{"a": {"b": [1.5, "x"]}}'}
 
 
 # Rows that none of the hostile responses answers: what is paid for one is a false reward.
 IN_PROCESS: dict[str, Row] = {
-    "mcqa": prompt(Environment.MCQA, options=[{"A": "red"}, {"B": "blue"}], expected_answer="B"),
-    "mcqa, lenient": prompt(
-        Environment.MCQA, options=[{"A": "red"}, {"B": "blue"}], expected_answer="B", grading_mode="lenient_boxed"
-    ),
-    "mcqa, colon": prompt(
-        Environment.MCQA, options=[{"A": "red"}, {"B": "blue"}], expected_answer="B", grading_mode="lenient_answer_colon"
-    ),
+    "mcqa": prompt(Environment.MCQA, **_COLOUR),
+    "mcqa, lenient": prompt(Environment.MCQA, **_COLOUR, grading_mode="lenient_boxed"),
+    "mcqa, colon": prompt(Environment.MCQA, **_COLOUR, grading_mode="lenient_answer_colon"),
     "mcqa, its own expression": prompt(
-        Environment.MCQA,
-        options=[{"A": "red"}, {"B": "blue"}],
-        expected_answer="B",
-        template_metadata={"output_regex": r"(\w+\s*)+choice: (?:.*)([A-D])"},
+        Environment.MCQA, **_COLOUR, template_metadata={"output_regex": r"(\w+\s*)+choice: (?:.*)([A-D])"}
     ),
     "tool_use": prompt(Environment.TOOL_USE, expected_action=_CALL),
     "tool_use, a pivot": prompt(Environment.SWE_PIVOT, expected_action=_CALL),
@@ -303,9 +112,8 @@ IN_PROCESS: dict[str, Row] = {
         ],
     ),
     "structured, json": structured(_NUMBER),
-    "structured, a choice": structured(json.dumps({"anyOf": [{"enum": ["zebra"]}, {"type": "integer", "multipleOf": 7, "minimum": 10, "maximum": 20}]})
-    ),
-}  # fmt: skip
+    "structured, a choice": structured(json.dumps({"anyOf": [{"enum": ["zebra"]}, _SEVENFOLD]})),
+}
 IN_LANGUAGE = prompt(
     Environment.INSTRUCTION_FOLLOWING,
     id=1,
