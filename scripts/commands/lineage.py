@@ -5,15 +5,15 @@ import json
 import sys
 from typing import Any
 
-from scripts.report.chain import Chain, read_chain
+from scripts.report.chain import Link, read_chain
 from scripts.report.tree import chain_text
 from scripts.report.verify import Verification, verify
 
 
-def chain_json(chain: Chain, found: Verification | None) -> dict[str, Any]:
+def chain_json(chain: list[Link], found: Verification | None) -> dict[str, Any]:
     """Return the chain as JSON values: stages, parents first, and `problems` (null: not verified)."""
     stages = []
-    for link in chain.links.values():
+    for link in chain:
         record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
         parents = [
             {key: parent[key] for key in ("stage", "identity", "content")} for parent in link.record.get("parents", ())

@@ -13,7 +13,7 @@ from scripts.data.hub import TOKEN, brief, status_of
 from scripts.errors import UserError
 from scripts.model.hugging_face import check_model
 from scripts.report.card import model_card
-from scripts.report.chain import Link, export_of, read_chain
+from scripts.report.chain import Link, read_chain
 from scripts.report.verify import verify_export
 
 CARD = "README.md"
@@ -22,8 +22,8 @@ REFUSALS = (400, 401, 403, 404, 409)
 
 def verified_link(hf: Path) -> Link:
     """The stage of an export whose every file is as recorded and that is a whole model; else UserError."""
-    link = read_chain(hf).last
-    if export_of(link) is None:
+    link = read_chain(hf)[-1]
+    if link.exported is None:
         raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
         raise UserError("\n".join([f"{hf}: not pushed, files differ from the record:", *found]))
@@ -35,7 +35,7 @@ def push(link: Link, repository: str, card: str, is_public: bool = False) -> str
     """Push a verified stage's export and its card; return the page of the new commit."""
     if not get_token():
         raise UserError("no token: export HF_TOKEN with write access, or run hf auth login")
-    exported, model = export_of(link), link.paths.export
+    exported, model = link.exported, link.paths.export
     files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
     message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"

@@ -14,8 +14,8 @@ from scripts.model.hugging_face import config_of, tensors_of
 from scripts.program import run_command_line
 from scripts.recipe.resolve import config_text
 from scripts.recipe.yaml_file import leaves
-from scripts.records import Benchmarks, Evaluation, ExportRecord, Gate, Manifest, Record, read_if_there
-from scripts.report.chain import Chain, Link, export_of, read_chain
+from scripts.records import Benchmarks, Evaluation, Gate, Manifest, Record, read_if_there
+from scripts.report.chain import Link, read_chain
 from scripts.report.selection import selection_sentences
 from scripts.report.tree import chain_text
 from scripts.rows.chat_format import ChatFormat
@@ -32,12 +32,12 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
     UserError where the stage, its export or its held-out scores are not of one checkpoint.
     """
     chain = read_chain(hf)
-    link, exported = chain.last, export_of(chain.last)
-    if exported is None:
+    link = chain[-1]
+    if link.exported is None:
         folder = link.paths.directory / "hf"
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
     kinds = {link.paths.evaluation: Evaluation, link.paths.test: Evaluation, link.paths.benchmarks: Benchmarks}
-    evaluation, test, benchmarks = (_of_export(link, exported, path, kind) for path, kind in kinds.items())
+    evaluation, test, benchmarks = (_of_export(link, path, kind) for path, kind in kinds.items())
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
         _metadata(chain, results, license_id),
@@ -46,18 +46,18 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         stage=link.name,
         step=link.record["step"],
         blends=list(_blends(chain)),
-        links=list(chain.links.values()),
+        links=chain,
         step_text=step_text,
         is_folder=lambda source: source["revision"] == FOLDER,
         model=_model(link.paths.export),
-        configs=[(each.name, config_text(each.settings)) for each in chain.links.values() if each.settings],
+        configs=[(each.name, config_text(each.settings)) for each in chain if each.settings],
         evaluation=evaluation,
-        selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain.links.values()]),
+        selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain]),
         benchmarks=benchmarks,
         gate=read_if_there(link.paths.gate, Gate),
         is_traced=all(
             span["code"] is not None and span["code"]["dirty"] is False
-            for each in chain.links.values()
+            for each in chain
             for span in each.record.get("trained_by", ())
         ),
         words_of_skipped=words_of_skipped,
@@ -66,33 +66,33 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
     return ModelCard(_without_folders(str(card), chain))  # read again: metadata, model index and all
 
 
-def _without_folders(text: str, chain: Chain) -> str:
+def _without_folders(text: str, chain: list[Link]) -> str:
     """Return the text with every recorded path cut to the last name."""
-    configs = [link.settings for link in chain.links.values() if link.settings]
+    configs = [link.settings for link in chain if link.settings]
     values = [value for config in configs for _, value in leaves(config)]
     values += [source["name"] for source in _sources(chain)]
-    values += [link.record["model"]["name"] for link in chain.links.values() if "model" in link.record]
+    values += [link.record["model"]["name"] for link in chain if "model" in link.record]
     paths = {value for value in values if isinstance(value, str) and value.startswith(("/", "./"))}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
     return text
 
 
-def _of_export(link: Link, exported: ExportRecord, path: Path, kind: type[Record]) -> Record | None:
+def _of_export(link: Link, path: Path, kind: type[Record]) -> Record | None:
     """Return a record of scores; UserError for another export's scores."""
     scores = read_if_there(path, kind)
-    if scores and scores.get("content") != exported["content"]:
+    if scores and scores.get("content") != link.exported["content"]:
         raise UserError(f"{path}: scores another export than {link.paths.directory / 'hf'}; snakemake {path}")
     return scores
 
 
-def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None) -> ModelCardData:
+def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | None) -> ModelCardData:
     """Return the card's YAML; only hub ids become datasets and base models."""
-    configs = [link.settings for link in chain.links.values() if link.settings]
+    configs = [link.settings for link in chain if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
     datasets = sorted(filter(_is_hub_id, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
-    base += [link.record["model"]["name"] for link in chain.links.values() if "model" in link.record]
+    base += [link.record["model"]["name"] for link in chain if "model" in link.record]
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
     return ModelCardData(
         license=license_id,
@@ -101,14 +101,14 @@ def _metadata(chain: Chain, results: list[EvalResult], license_id: str | None) -
         base_model=next(filter(_is_hub_id, base), None),
         datasets=datasets or None,
         tags=list(tags),
-        model_name=f"{chain.last.run_name}-{chain.last.name}" if results else None,
+        model_name=f"{chain[-1].run_name}-{chain[-1].name}" if results else None,
         eval_results=results or None,
     )
 
 
-def _sources(chain: Chain) -> list[dict[str, Any]]:
+def _sources(chain: list[Link]) -> list[dict[str, Any]]:
     """Return the stages' recorded datasets; a mixture has several."""
-    data = [link.record.get("data") or {"source": None} for link in chain.links.values()]
+    data = [link.record.get("data") or {"source": None} for link in chain]
     pairs = [
         zip(*(described["source"][key].split(", ") for key in ("name", "revision")), strict=False)
         for described in data
@@ -150,9 +150,9 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
         )
 
 
-def _blends(chain: Chain) -> Iterator[tuple[Link, Manifest]]:
+def _blends(chain: list[Link]) -> Iterator[tuple[Link, Manifest]]:
     """Yield each link with recorded data, and the blend's manifest."""
-    for link in chain.links.values():
+    for link in chain:
         if link.record.get("data"):
             yield link, read_if_there(link.blend / "manifest.json", Manifest) or {"train": {}, "validation": {}}
 

@@ -1,6 +1,6 @@
 """The chain of a checkpoint: the stage and all ancestors, by their records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,24 +51,18 @@ class Link:
         return (self.paths.ckpt / "weights").resolve().parents[1] / "config.yaml"
 
     @cached_property
+    def exported(self) -> ExportRecord | None:
+        """The record of the export; None for a missing record and another checkpoint's."""
+        exported = readable(self.paths.export_record, ExportRecord)
+        return exported if exported and exported["identity"] == self.record["identity"] else None
+
+    @cached_property
     def settings(self) -> dict[str, Any] | None:
         """The trained config's values; None for a missing or damaged file."""
         try:
             return read_values(self.config) if self.on_disk else None
         except UserError:
             return None
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The links by stage, parents first."""
-
-    links: dict[str, Link]
-
-    @property
-    def last(self) -> Link:
-        """The checkpoint at the chain's end."""
-        return list(self.links.values())[-1]
 
 
 def _published_stage(path: Path) -> StagePaths:
@@ -80,13 +74,12 @@ def _published_stage(path: Path) -> StagePaths:
     return stage
 
 
-def read_chain(path: Path) -> Chain:
-    """Return the chain of a published checkpoint."""
+def read_chain(path: Path) -> list[Link]:
+    """Return the links of a published checkpoint and its ancestors, parents first."""
     stage, links = _published_stage(path), {}
-    record = read_record(stage.record, CheckpointRecord)
-    exported = _export_of(stage, record["identity"])
-    _collect(Link(stage, record, exported and exported["content"], on_disk=True), links)
-    return Chain(links)
+    link = Link(stage, read_record(stage.record, CheckpointRecord), None, on_disk=True)
+    _collect(replace(link, content=link.exported and link.exported["content"]), links)
+    return list(links.values())
 
 
 def _collect(link: Link, links: dict[str, Link]) -> None:
@@ -110,14 +103,3 @@ def readable(path: Path, kind: type[Record]) -> Record | None:
         return read_if_there(path, kind)
     except UserError:
         return None
-
-
-def _export_of(stage: StagePaths, identity: str) -> ExportRecord | None:
-    """Return hf/record.json, None for another checkpoint's."""
-    exported = readable(stage.export_record, ExportRecord)
-    return exported if exported and exported["identity"] == identity else None
-
-
-def export_of(link: Link) -> ExportRecord | None:
-    """Return the record of a link's export, or None."""
-    return _export_of(link.paths, link.record["identity"])

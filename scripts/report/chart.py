@@ -137,31 +137,25 @@ def interval(value: Number, low: Number, high: Number, reach: float) -> str:
     return render("chart.svg", kind="interval", words=words, bar=bar, at=at(value))
 
 
-def trend(
-    words: str,
-    labels: Sequence[str],
-    values: Sequence[float],
-    bounds: Sequence[tuple[Number, Number]],
-    scale: tuple[float, float],
-    size: tuple[int, int],
-) -> str:
-    """Return the values in order over a scale, with whiskers from bound to bound; `words` are for screen readers.
+def trend(title: str, steps: Sequence[tuple[str, float, Number, Number]], size: tuple[int, int]) -> str:
+    """Return a score after each step (stage, score and bounds), with whiskers from bound to bound.
 
-    A wide chart has labels below and the scale at the left.
+    The scale goes from 0 to 1, or to the scores beyond. A wide chart has labels below and the scale at the left.
     """
-    (width, height), (low, high), margin = size, scale, TREND_MARGIN
+    labels, values, lows, highs = zip(*steps, strict=True)
+    (width, height), low, high, margin = size, min(0.0, *values), max(1.0, *values), TREND_MARGIN
     is_labelled = len(labels) > 1 and max(map(len, labels)) * LABEL_WIDTH < (width - 50) / len(labels)
     left, top, bottom = (36, 22, height - 20) if is_labelled else (margin, margin, height - margin)
 
     def up(value: float) -> float:
-        share = (value - low) / (high - low) if high > low else 0.5
+        share = (value - low) / (high - low)
         return round(bottom - min(1.0, max(0.0, share)) * (bottom - top), 1)
 
     across = [round(left + (place + 0.5) * (width - margin - left) / len(values), 1) for place in range(len(values))]
     return render(
         "chart.svg",
         kind="trend",
-        words=words,
+        words=f"{title}: {', '.join(f'{value:.2f} after {label}' for label, value, *_ in steps)}",
         width=width,
         height=height,
         left=left,
@@ -170,5 +164,5 @@ def trend(
         scale=[(f"{value:.3g}", up(value)) for value in (low, (low + high) / 2, high)],
         points=[(x, up(value), f"{value:.2f}") for x, value in zip(across, values, strict=True)],
         labels=list(zip(across, labels, strict=True)),
-        whiskers=[(x, up(a), up(b)) for x, (a, b) in zip(across, bounds, strict=True) if is_known(a) and is_known(b)],
+        whiskers=[(x, up(a), up(b)) for x, a, b in zip(across, lows, highs, strict=True) if a is not None],
     )

@@ -12,19 +12,15 @@ import pandas as pd
 
 from scripts.errors import UserError
 from scripts.files import canonical_json
-from scripts.records import Benchmarks, CheckpointRecord, Evaluation, read_if_there, read_record
-from scripts.report import stage_files
 from scripts.report.chart import COLOURS
-from scripts.report.cost import Cost, cost_of
 from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
-from scripts.report.summary import summarise_stage
+from scripts.report.scores import Score, scores_side_by_side
+from scripts.report.trained_stage import ROW, TrainedStage, differing_settings
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROLLOUTS, read_table
 
 WEIGHTS = (".safetensors", ".distcp")
-ROW = ["environment", "split", "line", "prompt"]
 
 
 @dataclass(frozen=True)
@@ -34,41 +30,6 @@ class Difference:
     name: str
     scores: list[float | None]
     changes: list[Change | None]
-
-
-@dataclass(frozen=True)
-class TrainedStage:
-    """The files of a run's stage, read at once to find damage before comparing."""
-
-    record: CheckpointRecord
-    row: dict[str, Any]
-    metrics: pd.DataFrame
-    cost: Cost
-    settings: dict[str, Any]
-    evaluation: Evaluation | None
-    benchmarks: Benchmarks | None
-    rewards: pd.DataFrame | None
-
-    @classmethod
-    def read(cls, stage: StagePaths) -> "TrainedStage":
-        """Read a published stage; UserError for a damaged or missing file."""
-        metrics = stage_files.metrics_of(stage)
-        return cls(
-            record=read_record(stage.record, CheckpointRecord),
-            row=summarise_stage(stage),
-            metrics=metrics,
-            cost=cost_of(stage.run, metrics["seconds"]),
-            settings=stage_files.settings_of(stage),
-            evaluation=read_if_there(stage.evaluation, Evaluation),
-            benchmarks=read_if_there(stage.benchmarks, Benchmarks),
-            rewards=rewards_of(stage),
-        )
-
-    @property
-    def weights(self) -> str:
-        """The checkpoint's files of weights with hashes, as text."""
-        files = self.record["files"]
-        return canonical_json({name: file for name, file in files.items() if name.endswith(WEIGHTS)})
 
 
 @dataclass(frozen=True)
@@ -99,7 +60,7 @@ class ComparedStage:
     @cached_property
     def is_identical(self) -> bool:
         """Tell whether several runs published the same weights."""
-        return self.is_shared and len({stage.weights for stage in self.stages.values()}) == 1
+        return self.is_shared and len({_weights(stage) for stage in self.stages.values()}) == 1
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -109,12 +70,12 @@ class ComparedStage:
     @cached_property
     def settings(self) -> list[tuple[str, list[Any]]]:
         """The settings with different values."""
-        return stage_files.differing_settings([stage.settings for stage in self.stages.values()])
+        return differing_settings([stage.settings for stage in self.stages.values()])
 
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores, the mean first."""
-        table = stage_files.scores_side_by_side([stage.evaluation for stage in self.stages.values()])
+        table = scores_side_by_side([stage.evaluation for stage in self.stages.values()])
         first, *others = [stage.rewards for stage in self.stages.values()]
         differences = [_changes(first, rewards) for rewards in others]
         names = ["mean", *(name for name in table if name != "mean")] if table else []
@@ -128,16 +89,15 @@ class ComparedStage:
         ]
 
     @cached_property
-    def benchmarks(self) -> dict[str, list[stage_files.Score | None]]:
+    def benchmarks(self) -> dict[str, list[Score | None]]:
         """The scores on benchmarks by run."""
-        return stage_files.scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
+        return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def rewards_of(stage: StagePaths) -> pd.DataFrame | None:
-    """Return each held-out row's reward after the stage; None without rollouts."""
-    if not stage.rollouts.exists():
-        return None
-    return read_table(stage.rollouts, ROLLOUTS).select([*ROW, "reward_after"]).to_pandas().dropna(subset="reward_after")
+def _weights(stage: TrainedStage) -> str:
+    """Return the checkpoint's files of weights with hashes, as text."""
+    files = stage.record["files"]
+    return canonical_json({name: file for name, file in files.items() if name.endswith(WEIGHTS)})
 
 
 def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping[str, Change | None]:
@@ -155,11 +115,11 @@ def read_run(results: Path) -> Run:
     """Return the trained stages of a folder of results; UserError without a readable stage."""
     found, damaged = {}, {}
     for path in sorted(results.glob("*/ckpt/record.json")):
-        stage = StagePaths(path.parent.parent)
+        stage = TrainedStage(StagePaths(path.parent.parent))
         try:
-            found[stage.name] = TrainedStage.read(stage)
+            found[stage.paths.name] = stage.read("row", "settings", "benchmarks", "rewards")
         except UserError as error:
-            damaged[stage.name] = str(error)
+            damaged[stage.paths.name] = str(error)
     if not found:
         nothing = f"{results}: no readable trained stage there; name a folder of results, such as results/tiny"
         raise UserError("\n".join([nothing, *damaged.values()]))

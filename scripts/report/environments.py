@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from scripts.records import Benchmarks, Evaluation
 from scripts.report.page import write_page
-from scripts.report.stage_files import scores_side_by_side
+from scripts.report.scores import scores_side_by_side
 
 # Cividis, from low to high: safe for every colour vision, ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
@@ -14,10 +16,8 @@ COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 1
 
 def colour(share: float) -> tuple[str, str]:
     """Return the background and text colour of a cell at a share (0 to 1) of the scale."""
-    place = max(0.0, min(1.0, share)) * (len(COLOURS) - 1)
-    below = min(int(place), len(COLOURS) - 2)
-    pairs = zip(COLOURS[below], COLOURS[below + 1], strict=True)
-    mixed = [round(low + (high - low) * (place - below)) for low, high in pairs]
+    shares = np.linspace(0, 1, len(COLOURS))
+    mixed = [round(np.interp(share, shares, channel)) for channel in zip(*COLOURS, strict=True)]
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from scripts.records import Choice, Evaluation
-from scripts.report.stage_files import AS_OF, Score, scores_of
+from scripts.report.scores import Interval, Score, scores_of
+from scripts.report.trained_stage import AS_OF
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A score after a stage; `low` and `high` are the score's bounds by the interval of the change from the first."""
 
     stage: str
@@ -20,20 +21,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Course:
-    """A score over a chain's stages, with the change from first to last and the change's 95 % interval."""
+    """A score over a chain's stages, with the change from first to last."""
 
     name: str
     steps: list[Step]
-    change: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def direction(self) -> int:
-        """1 where the change's interval lies above 0, -1 where below, else 0."""
-        if self.low is None or self.high is None:
-            return 0
-        return (self.low > 0) - (self.high < 0)
+    change: Interval
 
 
 @dataclass(frozen=True)
@@ -51,13 +43,13 @@ class Verdict:
     @property
     def word(self) -> str:
         """Better, worse or neither, by the interval of the mean's change."""
-        if self.mean.change is None:
+        if self.mean.change.value is None:
             return "Not compared"
-        return {1: "Better", -1: "Worse", 0: "No clear change"}[self.mean.direction]
+        return {1: "Better", -1: "Worse", 0: "No clear change"}[self.mean.change.direction]
 
     def moved(self, direction: int) -> list[Course]:
         """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
-        found = [course for course in self.environments if course.direction == direction]
+        found = [course for course in self.environments if course.change.direction == direction]
         return found[::-1] if direction > 0 else found
 
 
@@ -74,25 +66,24 @@ def verdict_of(chain: list[str], evaluations: Mapping[str, Evaluation]) -> Verdi
     first, last = next(iter(scored)), list(scored)[-1]
     courses = {name: _course(name, scored) for name in scored[last]}
     mean = courses.pop("mean")
-    ordered = sorted(courses.values(), key=lambda course: (course.change or 0.0, course.name))
+    ordered = sorted(courses.values(), key=lambda course: (course.change.value or 0.0, course.name))
     return Verdict(None if first == last else first, last, mean, ordered)
 
 
 def _course(name: str, scored: Mapping[str, Mapping[str, Score]]) -> Course:
-    found = [(stage, scores[name]) for stage, scores in scored.items() if name in scores]
-    last = found[-1][1]
-    if len(scored) == 1:
-        start = [] if last.before is None else [Step("before", last.before)]
-        changes = last.change, last.low, last.high
-        return Course(name, [*start, _step(found[0][0], last, *changes)], *changes)
-    steps = [_step(stage, each, each.from_first, each.from_first_low, each.from_first_high) for stage, each in found]
-    return Course(name, steps, last.from_first, last.from_first_low, last.from_first_high)
+    found = {stage: scores[name] for stage, scores in scored.items() if name in scores}
+    steps = [_step(stage, each.after, each.from_first) for stage, each in found.items()]
+    last = [*found.values()][-1]
+    if len(scored) > 1:
+        return Course(name, steps, last.from_first)
+    start = [] if last.before is None else [Step("before", last.before)]
+    return Course(name, [*start, _step(*found, last.after, last.change)], last.change)
 
 
-def _step(stage: str, score: Score, change: float | None, low: float | None, high: float | None) -> Step:
-    if change is None or low is None or high is None:
-        return Step(stage, score.after)
-    return Step(stage, score.after, score.after - change + low, score.after - change + high)
+def _step(stage: str, value: float, change: Interval) -> Step:
+    if change.low is None:
+        return Step(stage, value)
+    return Step(stage, value, value - change.value + change.low, value - change.value + change.high)
 
 
 @dataclass(frozen=True)

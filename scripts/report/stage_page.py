@@ -7,48 +7,42 @@ from typing import Annotated, Any
 import pandas as pd
 
 from scripts.program import run_command_line
-from scripts.records import Benchmarks, Evaluation, Manifest, Preflight, read_if_there, read_record
-from scripts.report import stage_files
-from scripts.report.cost import cost_of
+from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report.curves import columns_by_name, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
-from scripts.report.summary import summarise_stage
+from scripts.report.scores import reach_of, scores_of
+from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
 
 
-def write_stage_page(stage: StagePaths, manifest: Path, output: Path) -> None:
+def write_stage_page(paths: StagePaths, manifest: Path, output: Path) -> None:
     """Write the page of a trained stage; `manifest` is the blend's."""
-    settings, metrics, blend = (
-        stage_files.settings_of(stage),
-        stage_files.metrics_of(stage),
-        read_record(manifest, Manifest),
-    )
-    parent, scores = stage_files.parent_of(stage), stage_files.scores_of(read_if_there(stage.evaluation, Evaluation))
-    taken = read_if_there(stage.benchmarks, Benchmarks)
-    benchmarks = stage_files.scores_of(taken)
-    rollouts = read_table(stage.rollouts, ROLLOUTS).to_pandas() if stage.rollouts.exists() else None
+    stage, blend = TrainedStage(paths), read_record(manifest, Manifest)
+    parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in stage.record["parents"][:1]]
+    scores, benchmarks = scores_of(stage.evaluation), scores_of(stage.benchmarks)
+    rollouts = read_table(paths.rollouts, ROLLOUTS).to_pandas() if paths.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
-        row=summarise_stage(stage),
-        cost=cost_of(stage.run, metrics["seconds"]),
-        settings=settings,
-        changed=stage_files.differing_settings([stage_files.settings_of(parent), settings]) if parent else [],
-        figures=list(figures_of({"": metrics})),
-        steps_csv=_data_uri(metrics),
+        row=stage.row,
+        cost=stage.cost,
+        settings=stage.settings,
+        changed=differing_settings([each.settings for each in (*parents, stage)]),
+        figures=list(figures_of({"": stage.metrics})),
+        steps_csv=_data_uri(stage.metrics),
         scores=scores,
-        reach=stage_files.reach_of(scores),
+        reach=reach_of(scores),
         benchmarks=benchmarks,
-        benchmark_reach=stage_files.reach_of(benchmarks),
-        benchmarked_by=taken.get("by") if taken else None,
-        criteria=stage_files.criteria_of(stage),
+        benchmark_reach=reach_of(benchmarks),
+        benchmarked_by=stage.benchmarks and stage.benchmarks.get("by"),
+        criteria=stage.criteria,
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),
         data=composition(blend),
         manifest=blend,
-        preflight=read_if_there(stage.preflight, Preflight) or {},
+        preflight=read_if_there(paths.preflight, Preflight) or {},
     )
 
 

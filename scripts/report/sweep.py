@@ -10,12 +10,12 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.records import Choice, read_if_there
 from scripts.report.chart import COLOURS
-from scripts.report.compare import TrainedStage
 from scripts.report.cost import total
 from scripts.report.curves import figures_of
 from scripts.report.page import write_page
+from scripts.report.scores import Score, scores_of
 from scripts.report.selection import selection_sentences
-from scripts.report.stage_files import AS_OF, Score, is_trained, scores_of
+from scripts.report.trained_stage import AS_OF, TrainedStage, is_trained
 from scripts.stage.paths import StagePaths
 
 
@@ -42,7 +42,7 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
     for variant in found.values():
         paths = StagePaths(results / variant.name)
         try:
-            variant.trained = TrainedStage.read(paths) if is_trained(paths) else None
+            variant.trained = TrainedStage(paths).read("row") if is_trained(paths) else None
             variant.notes += [] if variant.trained else ["not trained yet"]
         except UserError as error:
             variant.notes.append(str(error))

@@ -25,8 +25,7 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
         import wandb  # noqa: PLC0415  (optional)
     except ImportError:
         raise UserError(ADVICE) from None
-    chain = read_chain(ckpt)
-    link = chain.last
+    *ancestors, link = read_chain(ckpt)
     folder.mkdir(parents=True, exist_ok=True)
     options = {
         "project": project,
@@ -45,7 +44,7 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
         wandb.teardown()  # its service still holds the run that did not begin
         run = wandb.init(**options, mode="offline")
     try:
-        inputs = [_checkpoint(wandb, chain.links[parent]) for parent in link.parents]
+        inputs = [_checkpoint(wandb, parent) for parent in ancestors if parent.name in link.parents]
         inputs += [_splits(wandb, link)] if link.blend else []
         for artifact in inputs:
             if run.offline:  # use_artifact refuses offline; a sync does the same later

@@ -4,22 +4,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from scripts.errors import shortened
-from scripts.report.chain import Chain, Link
+from scripts.report.chain import Link
 from scripts.stage.provenance import step_text, words_of_skipped
 
 LONGEST_NAME = 80
 
 
-def chain_text(chain: Chain) -> str:
-    """Return the checkpoint's line, the facts of the training, and the ancestors below."""
-    return "\n".join(_lines(chain, chain.last))
+def chain_text(chain: list[Link]) -> str:
+    """Return the line of a chain's checkpoint, the facts of the training, and the ancestors below."""
+    return "\n".join(_lines(chain[-1], {link.name: link for link in chain}))
 
 
-def _lines(chain: Chain, link: Link) -> Iterator[str]:
+def _lines(link: Link, links: dict[str, Link]) -> Iterator[str]:
     record = link.record
     yield f"{link.name}  step {step_text(record)}  identity {record['identity']}  content {link.content or '-'}"
     branches = [[f"{head:<7} {words}"] for head, words in facts_of(link)]
-    branches += [list(_lines(chain, chain.links[name])) for name in link.parents]
+    branches += [list(_lines(links[name], links)) for name in link.parents]
     for place, branch in enumerate(branches):
         is_last = place == len(branches) - 1
         yield f"{'└─' if is_last else '├─'} {branch[0]}"

@@ -10,7 +10,7 @@ from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
-from scripts.report.chain import Chain, Link, export_of, readable
+from scripts.report.chain import Link, readable
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export, told
 from scripts.stage.paths import MODEL
 
@@ -36,11 +36,10 @@ class Verification:
     problems: list[str] = field(default_factory=list)
 
 
-def verify(chain: Chain) -> Verification:
+def verify(chain: list[Link]) -> Verification:
     """Compare a chain's files with the records; a file of several names is read once."""
-    links = chain.links.values()
-    problems = dict.fromkeys(line for link in links for line in _contradictions(link))
-    return _compare([item for link in links for item in _files_of(link)], list(problems))
+    problems = dict.fromkeys(line for link in chain for line in _contradictions(link))
+    return _compare([item for link in chain for item in _files_of(link)], list(problems))
 
 
 def verify_export(link: Link) -> Verification:
@@ -100,9 +99,9 @@ def _files_of(link: Link) -> Iterator[Recorded]:
 
 def _exported(link: Link) -> Iterator[Recorded]:
     """Yield the export's files; none for an export that is the checkpoint."""
-    exported, folder = export_of(link), link.paths.export
-    if exported and not (folder / MEGATRON).exists():
-        yield from _listed(exported["files"], folder, link.paths.export_record)
+    folder = link.paths.export
+    if link.exported and not (folder / MEGATRON).exists():
+        yield from _listed(link.exported["files"], folder, link.paths.export_record)
 
 
 def _first_model(link: Link) -> Iterator[Recorded]:
@@ -143,7 +142,7 @@ def _contradictions(link: Link) -> Iterator[str]:
 
 
 def _export_contradictions(link: Link) -> Iterator[str]:
-    path, exported = link.paths.export_record, export_of(link)
+    path, exported = link.paths.export_record, link.exported
     yield from told(of_export, link.paths)
     if exported is None:
         if link.content is not None:

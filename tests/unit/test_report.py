@@ -23,10 +23,10 @@ from scripts.report.environments import colour, write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.rollouts import marked, sample_rollouts
-from scripts.report.stage_files import differing_settings, scores_of, scores_side_by_side
+from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import write_stage_page
-from scripts.report.summary import summarise_stage
 from scripts.report.sweep import read_variants, write_sweep_page
+from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs
@@ -278,11 +278,11 @@ def test_settings_that_differ_are_told_with_both_values():
 
 def test_a_change_is_clear_when_its_interval_leaves_out_0():
     evaluations = (evaluation("a"), evaluation("a", spread=0.5), evaluation("a", None))
-    clear, unclear, unknown = (scores_of(scored)[0] for scored in evaluations)
-    assert (clear.is_clear, unclear.is_clear, unknown.is_clear, unknown.change) == (True, False, False, None)
+    clear, unclear, unknown = (scores_of(scored)[0].change for scored in evaluations)
+    assert (clear.mark, unclear.mark, unknown.mark, unknown.value) == ("▲", "", "", None)
     entry = {"before": 0.25, "after": 0.5}
     scores = scores_of({"environments": {MATH: {"rows": 1} | entry}, "mean": entry})
-    assert [(score.change, score.low) for score in scores] == [(0.25, None)] * 2
+    assert [(score.change.value, score.change.low) for score in scores] == [(0.25, None)] * 2
 
 
 def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_path):
@@ -445,7 +445,7 @@ def test_chains_lead_through_one_variant_of_each_sweep(parents, chains):
 
 
 def test_the_summary_has_a_row_a_stage_from_its_records(results):
-    row = summarise_stage(StagePaths(results / "rlvr1"))
+    row = TrainedStage(StagePaths(results / "rlvr1")).row
     assert (row["stage"], row["parent"], row["steps"], row["gate"]) == ("rlvr1", "sft", 10, "warn")
     assert (row["training_seconds"], row["hours"], row["gpu_hours"]) == (360.0, 0.2, 0.8)
     assert row["worst_environment"] == "math_with_judge" and pd.isna(row["kl_last"])
@@ -454,7 +454,7 @@ def test_the_summary_has_a_row_a_stage_from_its_records(results):
 def test_a_missing_file_is_one_message_that_says_what_to_ask_for(results):
     (results / "sft/metrics.parquet").unlink()
     with pytest.raises(UserError, match=r"sft/metrics\.parquet: no such file; ask Snakemake"):
-        summarise_stage(StagePaths(results / "sft"))
+        TrainedStage(StagePaths(results / "sft")).read("row")
 
 
 # Runs side by side

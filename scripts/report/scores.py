@@ -1,0 +1,89 @@
+"""Scores of a stage's held-out rows and benchmarks, with their changes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from scripts.records import Benchmarks, Evaluation, Scores
+from scripts.report.chart import interval
+from scripts.report.curves import short_name
+from scripts.stage.bootstrap import Change
+
+
+class Interval(NamedTuple):
+    """A change with its 95 % interval; None: unknown."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def of(cls, change: Change | None, value: float | None = None) -> "Interval":
+        """Return a recorded change; without a record the value alone."""
+        return cls(change["value"], change["low"], change["high"]) if change else cls(value)
+
+    @property
+    def direction(self) -> int:
+        """1 where the interval lies above 0, -1 where below, else 0."""
+        return 0 if self.low is None else (self.low > 0) - (self.high < 0)
+
+    @property
+    def mark(self) -> str:
+        """The sign of a clear change."""
+        return {1: "▲", -1: "▼", 0: ""}[self.direction]
+
+    def drawn(self, reach: float) -> str:
+        """Return the change with the interval as SVG, on an axis from -reach to reach."""
+        return interval(*self, reach)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score before and after a stage; None: unknown. `error` is a benchmark's standard error.
+
+    `change` counts from the stage's start, `from_first` from the chain's first scored stage.
+    """
+
+    name: str
+    rows: int | None
+    before: float | None
+    after: float
+    change: Interval
+    from_first: Interval
+    error: float | None
+
+
+def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
+    """Return the scores of an eval.json (environments, then the mean) or of a benchmarks.json."""
+    if record is None:
+        return []
+    if "benchmarks" in record:
+        entries = {name: {**each, "after": each["score"]} for name, each in record["benchmarks"].items()}
+    else:
+        entries = {**record["environments"], "mean": record["mean"]}
+    return [_score(name, entry) for name, entry in entries.items()]
+
+
+def _score(name: str, entry: Scores) -> Score:
+    before, after = entry.get("before"), entry["after"]
+    return Score(
+        name=short_name(name),
+        rows=entry.get("rows", entry.get("samples")),
+        before=before,
+        after=after,
+        change=Interval.of(entry.get("change"), None if before is None else after - before),
+        from_first=Interval.of(entry.get("change_from_first")),
+        error=entry.get("stderr"),
+    )
+
+
+def scores_side_by_side(records: list[Evaluation | Benchmarks | None]) -> dict[str, list[Score | None]]:
+    """Return the scores of each environment or benchmark, an entry (or None) a record; the mean last."""
+    columns = [{score.name: score for score in scores_of(record)} for record in records]
+    names = dict.fromkeys(name for scores in columns for name in scores)
+    return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
+
+
+def reach_of(scores: Iterable[Score]) -> float:
+    """Return the largest absolute change or bound of a change."""
+    return max((abs(figure or 0.0) for score in scores for figure in score.change), default=0.0)

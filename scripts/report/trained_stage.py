@@ -1,0 +1,142 @@
+"""The files of a published stage, as the pages show them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import pandas as pd
+
+from scripts.errors import UserError
+from scripts.recipe.resolve import read_values
+from scripts.recipe.yaml_file import leaves
+from scripts.records import (
+    AGAIN,
+    Benchmarks,
+    CheckpointRecord,
+    Criteria,
+    Evaluation,
+    Gate,
+    JudgedCriterion,
+    read_if_there,
+    read_record,
+)
+from scripts.report.cost import Cost, cost_of
+from scripts.report.curves import short_name
+from scripts.stage.paths import StagePaths
+from scripts.stage.tables import METRICS, ROLLOUTS, read_table
+
+AS_OF = ".step-"
+"""The mark between a stage's name and the step of an earlier checkpoint."""
+ROW = ["environment", "split", "line", "prompt"]
+
+
+def is_trained(paths: StagePaths) -> bool:
+    """Tell whether the stage has published a checkpoint and metrics."""
+    return paths.record.exists() and paths.metrics.exists()
+
+
+@dataclass(frozen=True)
+class TrainedStage:
+    """A published stage, each file read once when first asked for; UserError where damaged, or missing but needed."""
+
+    paths: StagePaths
+
+    def read(self, *parts: str) -> Self:
+        """Read some parts now, to find damage before a page is written."""
+        for part in parts:
+            getattr(self, part)
+        return self
+
+    @cached_property
+    def record(self) -> CheckpointRecord:
+        """The checkpoint's record."""
+        return read_record(self.paths.record, CheckpointRecord)
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """One row a step; UserError without any."""
+        metrics = read_table(self.paths.metrics, METRICS).to_pandas()
+        if metrics.empty:
+            raise UserError(f"{self.paths.metrics}: damaged (no step in it); {AGAIN}")
+        return metrics
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The cost of all attempts."""
+        return cost_of(self.paths.run, self.metrics["seconds"])
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The resolved config with dotted keys."""
+        return dict(leaves(read_values(self.paths.config)))
+
+    @cached_property
+    def evaluation(self) -> Evaluation | None:
+        """The held-out scores."""
+        return read_if_there(self.paths.evaluation, Evaluation)
+
+    @cached_property
+    def benchmarks(self) -> Benchmarks | None:
+        """The scores on benchmarks."""
+        return read_if_there(self.paths.benchmarks, Benchmarks)
+
+    @cached_property
+    def rewards(self) -> pd.DataFrame | None:
+        """Each held-out row's reward after the stage; None without rollouts."""
+        if not self.paths.rollouts.exists():
+            return None
+        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select([*ROW, "reward_after"])
+        return rollouts.to_pandas().dropna(subset="reward_after")
+
+    @cached_property
+    def criteria(self) -> list[JudgedCriterion]:
+        """The gate's criteria with values and outcomes."""
+        judged = read_if_there(self.paths.criteria, Criteria)
+        return judged["criteria"] if judged else []
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """The stage's row of summary.csv; unmeasured cells are empty."""
+        gate, first, last = read_if_there(self.paths.gate, Gate), self.metrics.iloc[0], self.metrics.iloc[-1]
+        return {
+            "stage": self.paths.name,
+            "gate": gate and gate["verdict"],
+            **held_out(self.evaluation),
+            "reward_first": first["reward_mean"],
+            "reward_last": last["reward_mean"],
+            "loss_last": last["loss"],
+            "steps": self.record["step"],
+            "hours": self.cost.hours,
+            "gpu_hours": self.cost.gpu_hours,
+            "training_seconds": round(self.metrics["seconds"].sum(), 1),
+            "kl_last": last["kl"],
+            "entropy_last": last["entropy"],
+            "response_length_last": last["response_length_mean"],
+            "truncation_last": last["truncation_rate"],
+            "parent": ", ".join(parent["stage"] for parent in self.record["parents"]),
+            "identity": self.record["identity"],
+        }
+
+
+def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
+    """Return the cells of held-out scores; empty without scores or comparison."""
+    if evaluation is None:
+        return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
+    changes = {
+        short_name(name): entry["after"] - entry["before"]
+        for name, entry in evaluation["environments"].items()
+        if entry["before"] is not None
+    }
+    return {
+        "held_out_before": evaluation["mean"]["before"],
+        "held_out_after": evaluation["mean"]["after"],
+        "worst_environment": min(changes, key=lambda name: changes[name], default=None),
+        "worst_change": min(changes.values(), default=None),
+    }
+
+
+def differing_settings(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return the keys with different values in flat configs, with each config's value or None."""
+    keys = sorted({key for config in configs for key in config})
+    rows = [(key, [config.get(key) for config in configs]) for key in keys]
+    return [(key, values) for key, values in rows if any(value != values[0] for value in values)]
