@@ -7,6 +7,7 @@ import pytest
 
 from scripts.backends.nemo_rl.outcome import SHOWN, SIGNS, cause_of, data_ended
 from scripts.backends.nemo_rl.releases import load_releases
+from tests.cases import cases
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
@@ -137,20 +138,7 @@ def test_where_no_step_of_the_cluster_wrote_anything_its_own_log_is_shown(logs, 
     assert logs(None, ["bringing up"]).lines == ("bringing up",)
 
 
-@pytest.mark.parametrize(
-    ("lines", "ended"),
-    [
-        (["(AsyncTrajectoryCollector pid=7) 🛑 Trajectory collection stopped"], True),
-        (
-            [
-                "(AsyncTrajectoryCollector pid=7) ❌ Error in trajectory collection: x",
-                "🛑 Trajectory collection stopped",
-            ],
-            False,
-        ),
-        (["⏳ Buffer empty or not enough groups to form a full step, waiting..."], False),
-    ],
-)
+@cases("nemo_rl_outcome.ended", "lines", "ended")
 def test_the_data_have_ended_where_the_generating_thread_says_so_however_long_ago(tmp_path, lines, ended):
     log = tmp_path / "ray-driver.log"
     log.write_text("\n".join([*lines, *["  waiting..."] * 200_000]))

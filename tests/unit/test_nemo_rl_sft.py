@@ -25,6 +25,7 @@ from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
 from scripts.slurm.client import Job
 from scripts.stage.stage import Stage
+from tests.cases import cases
 from tests.conftest import ROOT
 
 ASKED, ANSWER = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
@@ -175,21 +176,7 @@ def test_sft_wants_its_own_driver(stage_of):
         stage_of(entry="examples/run_grpo.py")
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        (
-            {"policy": {"dtensor_cfg": {"tensor_parallel_size": 3, "enabled": True}, "train_global_batch_size": 15}},
-            "TP x CP x PP = 3",
-        ),
-        ({"policy": {"train_global_batch_size": 24}}, "cannot be shared evenly by the 16 data-parallel replicas"),
-        ({"sft": {"val_period": 2, "val_global_batch_size": 24}}, "sft.val_global_batch_size 24 cannot be shared"),
-        ({"sft": {"val_period": 2, "val_global_batch_size": 16, "val_micro_batch_size": 2}}, "a multiple of 32"),
-        ({"gate": [{"metric": "final_validation_loss", "max": 2}]}, "but nothing validates"),
-        ({}, None),
-        ({"sft": {"val_period": 2, "val_global_batch_size": 32}}, None),
-    ],
-)
+@cases("nemo_rl_sft.batches", "settings", "says")
 def test_batches_and_validation_must_fit(stage_of, settings, says):
     stage = stage_of(**settings)
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)

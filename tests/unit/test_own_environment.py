@@ -19,6 +19,7 @@ from scripts.rewards.episode import episode_response, tools_of, whole_text
 from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores
 from scripts.stage.probe import SampledRow, try_rewards
 from scripts.train.preflight import check_stage
+from tests.cases import cases
 from tests.conftest import ROOT, SHORT
 from tests.stages import ready_stage
 
@@ -100,33 +101,14 @@ def test_a_recipes_mistakes_are_named_by_line(recipe):
         recipe(environments={"word_counts": EXAMPLE})
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("import no_such_module\n", r"mine.py:1: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("\ndef verify(row:\n", r"mine.py:\d: SyntaxError"),
-        ("import sys\nsys.exit(3)\n", r"mine.py:2: SystemExit: 3"),
-        ("def verfy(row, response): return 1.0\n", r"mine.py: defines no function verify\(row, response\)"),
-    ],
-)
+@cases("own_environment.files", "text", "says")
 def test_a_file_that_cannot_be_used_is_one_message(own, text, says):
     with pytest.raises(UserError, match=says) as error:
         own(text)
     assert str(error.value).startswith("environment mine: ")
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("return None", "verify of .*mine.py returned None, which is no finite number"),
-        ("return float('nan')", "returned nan, which is no finite number"),
-        ("return '1'", "returned '1', which is no finite number"),
-        ("return 1.5", "returned 1.5, which is not from 0 to 1"),
-        ("return 1 / row['zero']", r"verify of .*mine.py raised at .*mine.py:2: KeyError: 'zero'"),
-        ("return len(response) and json", r"raised at .*mine.py:2: NameError"),
-        ("raise SystemExit", r"raised at .*mine.py:2: SystemExit"),
-    ],
-)
+@cases("own_environment.verify", "body", "says")
 def test_what_verify_does_wrong_is_named_with_the_row(own, body, says):
     own(f"def verify(row, response):\n    {body}\n")
     with pytest.raises(UserError, match=says) as error:
@@ -303,16 +285,7 @@ def test_a_mistake_in_a_tool_is_no_answer_for_the_policy(own, second, says):
     assert "(the row that asks 'say 3 of them')" in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("reward", "fields", "says"),
-    [
-        ("1.0", {}, r"reset of .* raised at .*mine.py: TypeError: .*missing 1 required positional argument: 'first'"),
-        ("1.0", {"first": 1, "hint": 3}, "reset of .* returned 3 instead of text for the prompt"),
-        ("self.secnd", {"first": 1}, r"get_reward of .* raised at .*mine.py:\d+: AttributeError"),
-        ("None", {"first": 1}, "get_reward of .* returned None, which is no finite number"),
-        ("7", {"first": 1}, "get_reward of .* returned 7.0, which is not from 0 to 1"),
-    ],
-)
+@cases("own_environment.wrong", "reward", "fields", "says")
 def test_what_a_class_does_wrong_is_said_before_training(own, reward, fields, says):
     own(PRODUCTS.format(reward=reward))
     sampled = {"mine": [SampledRow("split.jsonl:1", row(3, "mine") | fields)]}

@@ -11,7 +11,8 @@ from huggingface_hub import constants
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.model import PretrainedModel
-from tests.pretrained import ARCHITECTURES, TEMPLATE, save_pretrained
+from tests.cases import cases
+from tests.pretrained import ARCHITECTURES, save_pretrained
 from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="envs/trl.txt is not installed")
@@ -69,23 +70,7 @@ def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "says", "message"),
-    [
-        ({"chat_template": None}, {}, "no chat template; name one as model.chat_template"),
-        ({"pad_token": None}, {}, r"no pad token, .* \(such as <\|reserved\|>\) as model.pad_token"),
-        ({"eos_token": "<|endoftext|>"}, {}, r"ends an answer with '<\|im_end\|>', .* as model.eos_token"),
-        ({}, {"eos_token": "</s>"}, "model.eos_token: '</s>' is no token of"),
-        ({}, {"chat_template": "nowhere.jinja"}, "model.chat_template: .*nowhere.jinja: cannot be read"),
-        ({"chat_template": "{{ raise_exception('no') }}"}, {}, r"the chat template fails \(no\)"),
-        (
-            {"chat_template": TEMPLATE.replace("assistant\n", "other\n")},
-            {},
-            "a conversation differently from the prompt",
-        ),
-        ({"chat_template": "{{ messages[0]['content'] }}"}, {}, "prints no assistant's answer"),
-    ],
-)
+@cases("pretrained.tokenizers", "damage", "says", "message")
 def test_a_tokenizer_that_cannot_serve_is_refused_with_the_key_that_helps(tmp_path, damage, says, message):
     save_pretrained("llama", tmp_path / "model", **damage)
     with pytest.raises(UserError, match=message):
@@ -126,20 +111,7 @@ def test_two_different_chat_templates_are_refused(tmp_path, folder):
         exported(tmp_path / "two", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"quantization_config": {"quant_method": "fp8"}}, r"has quantised weights \(fp8\)"),
-        ({"is_encoder_decoder": True}, "is an encoder with a decoder"),
-        ({"vision_config": {}}, "sees pictures"),
-        ({"architectures": ["Qwen3ForSequenceClassification"]}, "is a Qwen3ForSequenceClassification, no decoder"),
-        (
-            {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}},
-            r"needs code of its own .*\(trust_remote_code\)",
-        ),
-        ({"model_type": "mine"}, "has the model type mine, which transformers .* does not know"),
-    ],
-)
+@cases("pretrained.not_trained", "config", "message")
 def test_what_is_not_trained_is_one_message(tmp_path, folder, config, message):
     shutil.copytree(folder, tmp_path / "other")
     (tmp_path / "other/config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
@@ -147,16 +119,7 @@ def test_what_is_not_trained_is_one_message(tmp_path, folder, config, message):
         exported(tmp_path / "other", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (["adapter_config.json", "adapter_model.safetensors"], "holds an adapter; merge it"),
-        (["model.Q4_K_M.gguf"], r"in llama.cpp's format \(GGUF\)"),
-        (["config.json", "pytorch_model.bin"], r"its weights only as pickled \*.bin"),
-        (["config.json", "params.json", "consolidated.safetensors"], "in its maker's own format"),
-        (["config.json", "README.md"], "it has no model.safetensors, nor an index and its shards"),
-    ],
-)
+@cases("pretrained.formats", "files", "message")
 def test_files_of_another_format_are_one_message(tmp_path, files, message):
     (tmp_path / "other").mkdir()
     for name in files:
@@ -214,25 +177,7 @@ def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served,
     assert of_hub(tmp_path)["content"] == record["content"], "another commit of the same model"
 
 
-@pytest.mark.parametrize(
-    ("change", "says", "message"),
-    [
-        ({"gated": True}, {}, "answers 401 .*it is gated: accept its terms on its page, and export HF_TOKEN"),
-        (
-            {"gated": True},
-            {"token": False},
-            "answers 403 .*it is gated: accept its terms on its page, and export HF_TOKEN",
-        ),
-        ({"private": True}, {}, "answers 401 .*no such repository, or a private one: check its id in the recipe"),
-        (
-            {},
-            {"revision": "nowhere"},
-            "answers 404 .*it has no such revision: take a branch, tag or commit of its page",
-        ),
-        ({}, {"offline": True}, "HF_HUB_OFFLINE is set, and the cache does not have it; unset"),
-        ({}, {"down": True}, "no connection: check the network, the proxy and HF_ENDPOINT"),
-    ],
-)
+@cases("pretrained.hub", "change", "says", "message")
 def test_what_keeps_a_model_from_coming_is_one_message(served, files, tmp_path, monkeypatch, change, says, message):  # noqa: F811
     repository = served.repositories["org/model"]
     repository.commit(files)

@@ -21,6 +21,7 @@ from scripts.rows.jsonl import key_of
 from scripts.stage import probe as probe_module
 from scripts.stage.probe import EMPTY, EXPECTED, OTHER, PROMPT, SampledRow, report, sample_rows, try_rewards
 from scripts.train.preflight import check_stage
+from tests.cases import cases
 from tests.conftest import SHORT
 from tests.stages import ready_stage
 
@@ -179,16 +180,7 @@ def test_the_probes_settings_are_no_part_of_what_a_stage_trains(load):
     assert resolve_stage(load(), "rlvr1") == resolve_stage(load(rows=3, action="warn"), "rlvr1")
 
 
-@pytest.mark.parametrize(
-    ("place", "key", "says"),
-    [
-        ("stages", "judges", "stages.rlvr1.judges: is gone: name the judge's server of NeMo-Gym in gym"),
-        ("stages", "judge_servers", "judge_servers: is gone: say where NeMo-Gym's server answers in gym_servers"),
-        ("evaluation", "judges", "evaluation.judges: is gone: name the judge's server of NeMo-Gym in gym"),
-        ("probe", "rollouts", "stages.rlvr1.probe.rollouts: is gone: look at zero_variance_share"),
-        ("probe", "seconds_per_check", "probe.seconds_per_check: is gone: leave the key out"),
-    ],
-)
+@cases("probe.gone", "place", "key", "says")
 def test_keys_of_judges_and_of_the_larger_probe_say_what_to_do_instead(tmp_path, place, key, says):
     values = yaml.safe_load(SHORT.read_text())
     stage = values["stages"]["rlvr1"]

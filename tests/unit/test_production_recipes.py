@@ -16,6 +16,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves
+from tests.cases import cases
 from tests.conftest import ROOT
 from tests.production import stages_of, whole_recipe
 
@@ -74,23 +75,7 @@ def test_an_editor_finds_nothing_wrong_with_it(name):
     Draft202012Validator(json.loads(schema_text("recipe"))).validate(recipe)
 
 
-@pytest.mark.parametrize(
-    ("name", "nodes"),
-    [
-        ("super3", {"sft": 32, "rlvr1": 183, "rlvr2": 183, "rlvr3": 183, "swe1": 64, "swe2": 64, "rlhf": 100}),
-        ("super3-1.7b", {"sft": 1, "rlvr": 6, "swe1": 1, "rlhf": 2}),
-        ("super3-b200", {"rlvr1": 109, "rlvr2": 109, "rlvr3": 109, "swe1": 64, "swe2": 64, "rlhf": 72}),
-        ("super3-small", {"sft": 8, "rlvr1": 27, "rlvr2": 27, "rlvr3": 27, "swe1": 20, "swe2": 20, "rlhf": 28}),
-        ("nano3", {"sft": 2, "rlvr": 32, "rlhf": 36, "dpo": 4}),
-        ("omni3", {"mpo": 4, "text": 16, "vision": 4}),
-        ("steps-dpo", {"dpo": 1}),
-        ("steps-rlvr", {"rlvr": 1}),
-        ("steps-rlhf", {"rlhf": 2}),
-        ("steps-dpo-tiny", {"dpo": 2}),
-        ("steps-rlvr-tiny", {"rlvr": 2}),
-        ("steps-rlhf-tiny", {"rlhf": 2}),
-    ],
-)
+@cases("production_recipes.nodes", "name", "nodes")
 def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
     assert {name: stage.resources.nodes for name, stage in whole_recipe_of(name).stages.items()} == nodes
 

@@ -14,6 +14,7 @@ from scripts.processes import end_session
 from scripts.recipe.site import Slurm
 from scripts.slurm import client as slurm_module
 from scripts.slurm.client import Job, client_environment, job_of, step_command
+from tests.cases import cases
 
 JOB = Job("7", "RUNNING", ("node1", "node2"), None, cpus_per_node=16, requeues=True, restarts=0)
 
@@ -35,21 +36,7 @@ def test_a_driver_that_left_an_outcome_is_believed(tmp_path):
     assert not isinstance(error.value, CutOffError)
 
 
-@pytest.mark.parametrize(
-    ("logs", "says"),
-    [
-        (
-            {"node1": "Error: Timed out waiting for other nodes to start.", "node2": "x\nFailed to start Ray: no port"},
-            "node2: Failed to start Ray: no port; see ",
-        ),
-        (
-            {"node1": "Failed to start Ray: Command '['ray', 'start', '--head']' returned non-zero exit status 1."},
-            r"node1: Failed to start Ray: `ray start` \(is the port of slurm.ports.gcs in the site free\?\) returned non-",
-        ),
-        ({"node1": "Error: Ray is already started on this node."}, "node1: Error: Ray is already started"),
-        ({"node1": "On head node."}, "the driver was killed, by somebody or by the system for lack of memory; see "),
-    ],
-)
+@cases("ray_cluster.logs", "logs", "says")
 def test_a_step_that_ended_without_its_driver_is_explained_by_rays_logs_and_tried_again(tmp_path, logs, says):
     for node, text in logs.items():
         (tmp_path / f"ray-{node}.log").write_text(text)

@@ -17,6 +17,7 @@ from scripts.rewards import confine
 from scripts.rewards import sandbox as sandbox_module
 from scripts.rewards.sandbox import MEBIBYTE, Sandbox, cores
 from scripts.rewards.sandbox import sandbox as cached_sandbox
+from tests.cases import cases
 from tests.conftest import ROOT
 
 RUN = "scripts.rewards.environments.code_gen:run_program"
@@ -43,97 +44,12 @@ def test_a_program_computes_reads_its_input_and_prints(sandbox):
     assert (outcome.ended, outcome.output, outcome.error) == ("returned", "144\n", "")
 
 
-@pytest.mark.parametrize(
-    ("program", "output"),
-    [
-        ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "6\n"),
-        ("import os\nprint(os.read(0, os.fstat(0).st_size).decode().split())", "['1', '2', '3']\n"),
-        ("print(open(0).readline().strip())", "1 2\n"),
-        ("import sys\nsys.stdout.buffer.write(sys.stdin.buffer.read())", "1 2\n3"),
-        ("import os, sys\nprint('a')\nsys.stdout.flush()\nos.write(1, b'b')", "a\nb"),
-        ("import sys\nprint('a')\nsys.exit(3)", "a\n"),
-        ("import sys\nprint('a')\nsys.stdout.close()", "a\n"),
-        ("import atexit\natexit.register(print, 'last')\nprint('first')", "first\nlast\n"),
-        ("import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('a'))).start()", "a\n"),
-        ("import sys\nprint('x', file=sys.stderr)\nprint('y')", "y\n"),
-        ("import os, sys\nprint(sys.stdin.isatty(), open(os.__file__).isatty())", "False False\n"),
-        ("if __name__ == '__main__':\n    print(1)", "1\n"),
-        ("def f(n):\n    return n and 1 + f(n - 1)\nprint(f(20000))", "20000\n"),
-        ("print(open('/dev/stdin').read().split())", "['1', '2', '3']\n"),
-        ("import fileinput\nprint(sum(len(line) for line in fileinput.input()))", "5\n"),
-        ("import sys, io\nsys.stdin = io.TextIOWrapper(sys.stdin.buffer)\nprint(input())", "1 2\n"),
-        ("import datetime, random, time\nrandom.seed(1)\nprint(datetime.datetime.now().year > 2000)", "True\n"),
-        (
-            "import datetime\nfrom zoneinfo import ZoneInfo\n"
-            "print(datetime.datetime(2024, 1, 1, tzinfo=ZoneInfo('UTC')).isoformat())",
-            "2024-01-01T00:00:00+00:00\n",
-        ),
-        ("import secrets, uuid, os, hashlib\nprint(len(os.urandom(4)), len(secrets.token_hex(2)))", "4 4\n"),
-        ("import numpy\nprint(numpy.linalg.inv(numpy.eye(50)).sum())", "50.0\n"),
-        ("import asyncio\nasync def f():\n    await asyncio.sleep(0.01)\n    return 1\nprint(asyncio.run(f()))", "1\n"),
-        (
-            "from concurrent.futures import ThreadPoolExecutor\nprint(*ThreadPoolExecutor(4).map(abs, [-1, -2]))",
-            "1 2\n",
-        ),
-        (
-            "import resource, sys, threading\nresource.setrlimit(resource.RLIMIT_STACK, (2**28, 2**28))\n"
-            "threading.stack_size(2**28)\nsys.setrecursionlimit(10**6)\n"
-            "def f(n):\n    return n and 1 + f(n - 1)\nthread = threading.Thread(target=lambda: print(f(10**5)))\n"
-            "thread.start()\nthread.join()",
-            "100000\n",
-        ),
-        (
-            "import signal, time\ndef f(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, f)\n"
-            "signal.setitimer(signal.ITIMER_REAL, 0.1)\ntry:\n    time.sleep(5)\nexcept TimeoutError:\n    print('late')",
-            "late\n",
-        ),
-        ("import os\nprint(os.cpu_count() >= 1, os.getpid() > 0, os.path.exists('input.txt'))", "True True False\n"),
-        (
-            "import multiprocessing, queue, threading\nq = queue.Queue()\n"
-            "threading.Thread(target=q.put, args=(1,)).start()\nprint(q.get())",
-            "1\n",
-        ),
-        (
-            "import decimal, fractions, cmath, array, string\nprint(decimal.Decimal(1) / 4, fractions.Fraction(1, 3))",
-            "0.25 1/3\n",
-        ),
-        ("import sqlite3\nprint(sqlite3.connect(':memory:').execute('select 1').fetchone())", "(1,)\n"),
-        (
-            "import subprocess\ntry:\n    subprocess.run(['ls'])\nexcept OSError as error:\n    print(error.errno)",
-            "1\n",
-        ),
-        (
-            "import time\ntime.sleep(0.01)\nprint(time.perf_counter() > 0, time.localtime().tm_year > 2000)",
-            "True True\n",
-        ),
-        ("import gc, weakref, inspect, dataclasses, enum, pickle\nprint(pickle.loads(pickle.dumps([1])))", "[1]\n"),
-        ("import mmap, os\nprint(mmap.mmap(0, os.fstat(0).st_size, access=mmap.ACCESS_READ).read())", "b'1 2\\n3'\n"),
-        (
-            "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    print(1)\nprint(out.getvalue())",
-            "1\n\n",
-        ),
-        ("import os\nr, w = os.pipe()\nos.write(w, b'x')\nprint(os.read(r, 1))", "b'x'\n"),
-        ("print(*__import__('os').sched_getaffinity(0)) if 0 else print(__name__)", "__main__\n"),
-    ],
-)
+@cases("sandbox.contests", "program", "output")
 def test_what_programs_of_contests_do_works(sandbox, program, output):
     assert sandbox.call(program, stdin="1 2\n3").output == output
 
 
-@pytest.mark.parametrize(
-    ("program", "ended", "error"),
-    [
-        ("while True: pass", "timeout", "longer than 1 s"),
-        ("import time\ntime.sleep(60)", "timeout", "longer than 1 s"),
-        ("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", "longer"),
-        ("x = bytearray(10 * 1024**3)", "raised", "MemoryError"),
-        ("import os\nos._exit(0)", "killed", "status 0"),
-        ("import os\nos.abort()", "killed", "status -"),
-        ("1 / 0", "raised", "ZeroDivisionError"),
-        ("def", "raised", "SyntaxError"),
-        ("raise KeyboardInterrupt", "raised", "KeyboardInterrupt"),
-    ],
-)
+@cases("sandbox.ends", "program", "ended", "error")
 def test_it_ends_in_time_whatever_it_does(sandbox, program, ended, error):
     started = time.monotonic()
     outcome = sandbox.call(program, seconds=1)
@@ -148,18 +64,7 @@ def test_what_a_call_leaves_is_bounded(sandbox):
     assert sandbox.call("print('x' * 100)", size=100).error == "left more than 100 bytes"
 
 
-@pytest.mark.parametrize(
-    ("value", "ended"),
-    [
-        ("[0] * 1000", "returned"),
-        ("'x' * 2**21", "killed"),
-        ("functools.reduce(lambda a, _: [a], range(99), 1)", "returned"),
-        ("functools.reduce(lambda a, _: [a], range(100), 1)", "killed"),
-        ("functools.reduce(lambda a, _: {'a': a}, range(500), 1)", "killed"),
-        ("10**4200", "returned"),
-        ("float('nan')", "returned"),
-    ],
-)
+@cases("sandbox.values", "value", "ended")
 def test_a_value_comes_back_as_data_of_bounded_size_and_depth(value, ended):
     sandbox = cached_sandbox("scripts.rewards.environments.code_gen:call_function")
     assert sandbox.call(f"def f(): return {value}", "f", []).ended == ended

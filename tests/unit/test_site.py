@@ -12,6 +12,7 @@ from scripts.recipe.stage_settings import Resources
 from scripts.slurm import site_check
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.slurm.site_check import check_site, minutes, node_groups
+from tests.cases import cases
 from tests.conftest import ROOT
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
@@ -34,19 +35,7 @@ def refusal(resources: Resources | None = None, **slurm: object) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "place"),
-    [
-        ("slurm: {partition: 'a; rm -rf /'}", "slurm.partition"),
-        ("slurm: {account: '$(id)'}", "slurm.account"),
-        ("slurm: {constraint: 'a b'}", "slurm.constraint"),
-        ("slurm: {reservation: '`x`'}", "slurm.reservation"),
-        ("slurm: {network: 10.0.0.300/8}", "slurm.network"),
-        ("slurm: {ports: {gcs: 80}}", "slurm.ports.gcs"),
-        ("mounts: ['/a /b']", "mounts"),
-        ("environment: {'A B': x}", "environment"),
-    ],
-)
+@cases("site.harmful", "wrong", "place")
 def test_what_could_harm_a_command_line_is_refused_with_its_place(tmp_path, wrong, place):
     path = tmp_path / "site.yaml"
     path.write_text(f"name: x\nthreads: 1\n{wrong}\n")
@@ -135,20 +124,7 @@ def test_a_cluster_that_has_everything_is_accepted(sinfo):
     check_site("my.yaml", site(constraint="h100").slurm, {"rlvr1": Resources(nodes=12, runtime=1440)})
 
 
-@pytest.mark.parametrize(
-    ("slurm", "resources", "said"),
-    [
-        ({"partition": "batsh"}, {}, "my.yaml: slurm.partition: no partition is named batsh; did you mean batch?"),
-        ({"light": {"partition": "cpus"}}, {}, "slurm.light.partition: no partition is named cpus"),
-        ({"partition": "old", "gpus_per_node": 4}, {}, "slurm.partition: old is down"),
-        ({"partition": "old"}, {}, "slurm.gpus_per_node is 8, but the nodes of old have 4"),
-        ({"constraint": "h200"}, {}, "slurm.constraint: no node has h200; did you mean h100?"),
-        ({}, {"nodes": 17}, "stage rlvr1 asks for 17 nodes, but can get 16 at most"),
-        ({"constraint": "h100"}, {"nodes": 13}, "stage rlvr1 asks for 13 nodes, but can get 12 at most"),
-        ({"max_nodes": 8}, {"nodes": 9}, "stage rlvr1 asks for 9 nodes, but can get 8 at most"),
-        ({}, {"runtime": 2000}, "asks for 2000 minutes, but 1440 is the longest allowed; set slurm.max_runtime: 1440"),
-    ],
-)
+@cases("site.cluster", "slurm", "resources", "said")
 def test_what_the_cluster_has_not_is_named_before_anything_is_submitted(sinfo, slurm, resources, said):
     assert said in refusal(Resources(**resources), **slurm)
 

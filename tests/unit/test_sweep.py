@@ -12,6 +12,7 @@ from scripts.recipe.load import check_stage_name, load_recipe, load_site
 from scripts.recipe.resolve import resolve_stage, sync_configs
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
+from tests.cases import cases
 from tests.conftest import ROOT
 
 SHORT = ROOT / "tests/short.yaml"
@@ -93,42 +94,7 @@ def test_a_swept_stage_may_be_the_start(load):
 SWEPT = {"sweep": {"seed": [1, 2]}}
 
 
-@pytest.mark.parametrize(
-    ("rlvr1", "child", "says"),
-    [
-        (
-            {"sweep": {"policy.optimizer.lrr": [1]}},
-            None,
-            "rlvr1.lrr-1.policy.optimizer.lrr: unknown key; did you mean lr?",
-        ),
-        ({"sweep": {LR: 1}}, None, "rlvr1.sweep: is a list of values for each key"),
-        ({"sweep": {"seed": [1, 1]}}, None, "rlvr1.sweep: two variants would be named rlvr1.seed-1"),
-        ({"sweep": {"draw": 2, LR: {"low": 0, "high": 1}}}, None, "rlvr1.sweep.draw: is gone: list the points"),
-        (SWEPT | {"halving": {"steps": [2]}}, None, "halving: is gone: leave it out"),
-        ({"best": "held_out_mean"}, None, "rlvr1.best: there is no sweep to choose the best of"),
-        (
-            {},
-            {"stage": "rlvr1", "checkpoint": 3},
-            "rlvr1.checkpointing.keep_steps: step 3 is no multiple of save_period 2",
-        ),
-        ({}, {"stage": "rlvr1", "checkpoint": 8}, "rlvr1: has no step 8, its last is 6"),
-        (SWEPT | {"best": "held_out"}, None, "stages.rlvr1: no score is named held_out; did you mean held_out_mean?"),
-        (SWEPT | {"best": "worst_environment_change"}, None, "is gone: choose by held_out_mean, and bound worst_env"),
-        (
-            SWEPT,
-            "rlvr1",
-            "child.parent: rlvr1 has variants: start from one (rlvr1.seed-1), or {stage: rlvr1, each: true}",
-        ),
-        (SWEPT, {"stage": "rlvr1"}, "child.parent: rlvr1 has variants: say each: true, or best: held_out_mean"),
-        (SWEPT, {"stage": "rlvr2", "each": True}, "child.parent.stage: no stage is named rlvr2; did you mean rlvr1?"),
-        (
-            {},
-            {"stage": "rlvr1", "checkpoint": "bst"},
-            "child.parent.checkpoint: is a step or a list of steps",
-        ),
-        (SWEPT, {"stage": "rlvr1", "each": True, "best": "held_out_mean"}, "child.parent: says each and best"),
-    ],
-)
+@cases("sweep.mistakes", "rlvr1", "child", "says")
 def test_a_mistake_is_one_line_with_its_place(load, rlvr1, child, says):
     with pytest.raises(UserError) as caught:
         load(rlvr1, **({"child": {"parent": child}} if child else {}))

@@ -11,6 +11,7 @@ from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from tests.cases import cases
 from tests.conftest import ROOT
 from tests.production import stages_of, stated, whole_recipe
 
@@ -107,39 +108,7 @@ def test_a_recipe_that_says_only_what_the_release_knows_has_no_findings(checkout
     assert unknown_keys(fitting, checkout, "rlvr") == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"policy": {"megatron_cfg": {"tensor_model_paralel_size": 4}}},
-            f"policy.megatron_cfg.tensor_model_paralel_size: no key of {CONFIG}; "
-            "did you mean policy.megatron_cfg.tensor_model_parallel_size?",
-        ),
-        (
-            {"policy": {"megatron_confg": {"tensor_model_parallel_size": 4}}},
-            f"policy.megatron_confg.tensor_model_parallel_size: no key of {CONFIG}; "
-            "did you mean policy.megatron_cfg.tensor_model_parallel_size?",
-        ),
-        (
-            {"overrides": ["grpo.max_num_stepz=3"]},
-            f"grpo.max_num_stepz: no key of {CONFIG}; did you mean grpo.max_num_steps?",
-        ),
-        (
-            {"overrides": ["~loss_fn.reference_policy_kl_penlty"]},
-            f"loss_fn.reference_policy_kl_penlty: no key of {CONFIG}; "
-            "did you mean loss_fn.reference_policy_kl_penalty?",
-        ),
-        (
-            {"add": {"loss_fn": {"reference_policy_kl_penalty": 0.1}}},
-            f"loss_fn.reference_policy_kl_penalty: is a key of {CONFIG}; say it under loss_fn, not under add",
-        ),
-        ({"cluster": {"judge_nodes": 1}}, f"env.nemo_gym.num_gpu_nodes: no key of {CONFIG}; did you mean "),
-        (
-            {"config": "examples/no.yaml"},
-            "config: examples/no.yaml needs no.yaml, which is not in the checkout of v0.7.0",
-        ),
-    ],
-)
+@cases("upstream.unknown", "changes", "expected")
 def test_what_the_release_has_not_is_named_with_the_nearest(checkout, recipe, changes, expected):
     (line,) = unknown_keys(recipe(**changes), checkout, "rlvr")
     assert line.startswith(f"{AT}.{expected}")

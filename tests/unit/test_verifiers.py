@@ -1,37 +1,36 @@
 """Each environment's rules: what they accept, what they refuse, where they begin, and what tries to trick them."""
 
 import json
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.environments import code_gen, instruction_following, math, structured_outputs, tool_use
+from scripts.rewards.environments import (
+    code_gen,
+    genrm,
+    instruction_following,
+    math,
+    mcqa,
+    structured_outputs,
+    tool_use,
+)
 from scripts.rewards.instructions import INSTRUCTIONS, obeys
-from scripts.rewards.registry import SPECS, reward_groups, score
+from scripts.rewards.registry import SPECS, check_row, reward_groups, score
+from scripts.rewards.response import FunctionCall, parse_calls
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
+from tests.cases import cases, tables_of
+from tests.conftest import ROOT
 
 # math_with_judge
 
 
-@pytest.mark.parametrize(
-    ("expected", "response", "reward"),
-    [
-        ("52", r"\boxed{52}", 1.0),
-        ("52", r"so it is \boxed{ 52 }.", 1.0),
-        ("52", r"\boxed{53}", 0.0),
-        ("0.5", r"\boxed{\frac{1}{2}}", 1.0),
-        (r"\frac{1}{2}", r"\boxed{0.5}", 1.0),
-        ("52", "", 0.0),
-        ("52", r"\boxed{", 0.0),
-        (r"\(\frac{1}{3}\)", r"\boxed{\frac{1}{3}}", 1.0),
-        ("$x^2$", r"\boxed{x^2}", 1.0),
-        ("-3", r"\boxed{-4}", 0.0),
-        ("7", "I say 8 at first, but it is 7", 1.0),
-    ],
-)
+@cases("verifiers.math", "expected", "response", "reward")
 def test_math_compares_values(expected, response, reward):
     assert math.verify({"expected_answer": expected}, response) == reward
 
@@ -45,6 +44,38 @@ def test_math_a_response_that_asks_for_a_huge_number_ends_in_time(monkeypatch):
     assert math.check({"expected_answer": " "}) is not None
 
 
+def test_math_compares_values_in_a_thread_too_where_its_alarms_cannot_ring():
+    answers = [r"\boxed{7}", r"\boxed{\frac{14}{2}}", "é \n 8", ""]
+    with ThreadPoolExecutor(1) as pool:
+        rewards = list(pool.map(lambda answer: math.verify({"expected_answer": "7.0"}, answer), answers))
+    assert rewards == [1.0, 1.0, 0.0, 0.0]
+
+
+# mcqa
+
+OPTIONS = [{"A": "karyotyping"}, {"B": "PCR"}, {"C": "painting"}]
+
+
+@cases("verifiers.mcqa", "mode", "response", "reward")
+def test_mcqa_reads_the_letter_where_the_grading_mode_says(mode, response, reward):
+    assert mcqa.verify({"options": OPTIONS, "expected_answer": "B", "grading_mode": mode}, response) == reward
+
+
+def test_mcqa_a_rows_own_regex_comes_before_the_mode():
+    row = {"options": OPTIONS, "expected_answer": "B", "template_metadata": {"output_regex": r"choice=(\w+)"}}
+    said = ("choice=A choice=b", "choice=pcr", r"choice=A \boxed{B}", r"\boxed{B}")
+    assert [mcqa.verify(row, each) for each in said] == [1, 1, 0, 1]
+    several = row | {"template_metadata": {"output_regex": ["first=(.)", "second=(.)"]}}
+    assert mcqa.verify(several, "second=A first=B") == 1.0
+
+
+def test_mcqa_a_catastrophic_regex_ends_in_time():
+    row = {"options": OPTIONS, "expected_answer": "B", "template_metadata": {"output_regex": r"(a+)+$"}}
+    started = time.monotonic()
+    assert mcqa.verify(row, "a" * 40_000 + "!") == 0.0
+    assert time.monotonic() - started < 60
+
+
 # code_gen
 
 
@@ -55,72 +86,24 @@ def program(text: str) -> str:
 SQUARE = {"verifier_metadata": {"unit_tests": {"inputs": ["3\n", "-4\n"], "outputs": ["9\n", "16"]}}}
 
 
-@pytest.mark.parametrize(
-    ("response", "reward"),
-    [
-        (program("print(int(input()) ** 2)"), 1.0),
-        (program("print(9)"), 0.0),
-        (program("x = 1") + program("print(int(input()) ** 2)"), 1.0),
-        (program("print(int(input()) ** 2)") + program("x = 1"), 0.0),
-        (program("n = int(input())\nprint(f'{n * n}.0')"), 1.0),
-        (program("print(pow(int(stdin.readline()), 2))"), 1.0),
-        (program("print(int(input()) ** 2, file=sys.stderr)"), 0.0),
-        (program("print(int(input()) ** 2)\n1 / 0"), 0.0),
-        (program("print(int(input()) ** 2)\nexit(1)"), 1.0),
-        ("print(int(input()) ** 2)", 0.0),
-        ("", 0.0),
-        ("```", 0.0),
-        ("<think>easy</think>" + program("print(int(input()) ** 2)"), 0.0),
-        (program("def"), 0.0),
-    ],
-)
+@cases("verifiers.code", "response", "reward")
 def test_code_gen_runs_the_last_block_on_every_test(response, reward):
     assert code_gen.verify(SQUARE, response) == reward
 
 
-@pytest.mark.parametrize(
-    ("output", "expected", "same"),
-    [
-        ("1 2\n3", "1 2 \n3\n\n", True),
-        ("1.0 2", "1 2.00", True),
-        ("1\n\n2", "1\n2", False),
-        ("yes", "Yes", False),
-        ("50000000000000000", "50000000000000001", False),
-        ("1 2", "1 2 3", False),
-        ("", "", True),
-    ],
-)
+@cases("verifiers.outputs", "output", "expected", "same")
 def test_code_gen_compares_lines_and_numbers(output, expected, same):
     assert code_gen.same_output(output, expected) is same
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        ("def joined(a, b):\n    return a + b", 1.0),
-        ("class Solution:\n    def joined(self, a, b):\n        return a + b", 1.0),
-        ("def joined(a, b):\n    return [x for x in (a, b)]", 0.0),
-        ("def minus(a, b):\n    return a + b", 0.0),
-        ("def joined(a: List[int], b):\n    return tuple(a + b)", 1.0),
-    ],
-)
+@cases("verifiers.functions", "text", "reward")
 def test_code_gen_calls_the_named_function(text, reward):
     tests = {"fn_name": "joined", "inputs": ["[1]\n[2, 3]", "[]\n[]"], "outputs": ["[1, 2, 3]", "[]"]}
     row = {"verifier_metadata": {"unit_tests": tests}}
     assert code_gen.verify(row, program(text)) == reward
 
 
-@pytest.mark.parametrize(
-    ("value", "expected", "same"),
-    [
-        (1.0000001, 1, True),
-        (1.1, 1, False),
-        ("2", 2.0, True),
-        (True, 1, True),
-        ([1.0000001], [1], False),
-        (None, 0, False),
-    ],
-)
+@cases("verifiers.values", "value", "expected", "same")
 def test_code_gen_compares_returned_values(value, expected, same):
     assert code_gen.same_value(value, expected) is same
 
@@ -133,20 +116,16 @@ def test_code_gen_a_group_is_run_on_all_cores():
 
 # structured_outputs
 
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "count": {"type": "integer"},
-        "ratio": {"type": "number"},
-        "open": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}},
-    },
-}
+STRICT = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "object", "properties": {"c": {}}}}}
 
 
-def structured(kind: str, schema: dict = SCHEMA, **more: object) -> dict:
+def structured(kind: str = "json", schema: dict = STRICT, **more: object) -> dict:
     return {"schema_type": kind, "schema_str": json.dumps(schema), **more}
+
+
+@cases("verifiers.schema", "response", "reward")
+def test_structured_outputs_must_be_json_of_the_strict_schema(response, reward):
+    assert structured_outputs.verify(structured(), response) == reward
 
 
 def test_structured_outputs_a_bomb_ends_in_time(monkeypatch):
@@ -168,6 +147,7 @@ def test_structured_outputs_fetches_no_schema_and_refuses_bad_patterns():
     remote = structured("json", {"$ref": "http://127.0.0.1:9/schema.json"})
     assert structured_outputs.verify(remote, "{}") == 0.0
     assert "not a 'regex'" in structured_outputs.check(structured("json", {"pattern": "("}))
+    assert "no JSON schema" in structured_outputs.check(structured("json", {"type": "objekt"}))
 
 
 def test_structured_outputs_is_strict_at_every_depth_of_objects_alone():
@@ -181,96 +161,7 @@ def test_structured_outputs_is_strict_at_every_depth_of_objects_alone():
 # instruction_following
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "good", "bad"),
-    [
-        ("keywords:frequency", {"keyword": "a.b", "frequency": 2, "relation": "at least"}, "a.b A.B", "a.b axb"),
-        ("keywords:existence", {"keywords": ["x", "y"]}, "Y then X", "x"),
-        ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "category", "a cat"),
-        ("keywords:letter_frequency", {"letter": "z", "let_frequency": 2, "let_relation": "less than"}, "z", "zZ"),
-        ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "two words", "now three words"),
-        ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', "{a}"),
-        ("change_case:english_lowercase", {}, "all of this is written in small letters", "Not all of this is small"),
-        ("change_case:english_capital", None, "ALL OF THIS IS WRITTEN IN CAPITALS", "Dies ist es nicht"),
-        ("punctuation:no_comma", {}, "a b", "a, b"),
-        ("startend:quotation", {}, ' "q" ', '"q'),
-        ("startend:end_checker", {"end_phrase": "The end."}, "so\nthe end.", "the end. no"),
-        ("language:response_language", {"language": "de"}, "Das ist ein deutscher Satz.", "This is an English one."),
-        (
-            "length_constraints:number_sentences",
-            {"num_sentences": 2, "relation": "at least"},
-            "Dr. X is in. Yes!",
-            "Mr. Y.",
-        ),
-        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb", "a *** *** b"),
-        (
-            "length_constraints:nth_paragraph_first_word",
-            {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "Then"},
-            'a\n\n"then, b',
-            "a\n\nso then",
-        ),
-        ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[a] [b]", "[a [b]"),
-        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "x\nP. S. y", "PS y"),
-        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}, "x\nP.P.S y", "P.S. y"),
-        ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* a\n - b", "* a\n** b"),
-        ("detectable_format:constrained_response", {}, "My answer is no.", "My answer is perhaps."),
-        ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*a* and **b**", "*a* ** **"),
-        (
-            "detectable_format:multiple_sections",
-            {"section_spliter": "SECTION", "num_sections": 2},
-            "SECTION 1 SECTION 2",
-            "SECTION 1",
-        ),
-        ("detectable_format:title", {}, "x\n<<A title>>", "<<>>"),
-        ("combination:two_responses", {}, "a\n******\nb", "a\n******\na"),
-        ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, "say it. Well", "Well. Say it."),
-        (
-            "change_case:capital_word_frequency",
-            {"capital_frequency": 2, "capital_relation": "less than"},
-            "ONE two",
-            "ONE TWO",
-        ),
-        (
-            "copy:repeat_phrase",
-            {"phrase": "the red old cat", "small_n": 2},
-            "the red old cat, the new old cat",
-            "the red old cat " * 2,
-        ),
-        ("copy:copy", {"prompt_to_repeat": "It"}, " it\n", "it."),
-        ("copy:copying_simple", {"prompt_to_repeat": "It"}, "IT", "It it"),
-        ("copy:copying_multiple", {"prompt_to_repeat": "It", "N": 2}, "it ****** it", "it"),
-        ("new:copy_span_idx", {"prompt_to_repeat": "abcdef", "n_start": 1, "n_end": 3}, "BC", "abc"),
-        ("detectable_format:sentence_hyphens", {}, "One.-Two.", "One. - Two."),
-        ("detectable_format:square_brackets", {}, "[a] [b]", "[a] b"),
-        ("detectable_format:bigram_wrapping", {}, "<<a b>> <<c d>>", "<<a b c>>"),
-        ("keywords:no_adjacent_consecutive", {}, "a c", "a b"),
-        ("keywords:word_once", {"keyword": "cat"}, "A cat", "Cat cat"),
-        (
-            "keywords:word_count_different_numbers",
-            {"keyword": "a", "frequency": 2, "relation": "less than"},
-            "a",
-            "a a",
-        ),
-        ("keywords:exclude_word_harder", {"keyword": "cat"}, "category", "a cat is"),
-        ("keywords:palindrome", {}, "a level", "no such"),
-        ("keywords:keyword_specific_position", {"keyword": "cat", "n": 2, "m": 3}, "One. Is a cat.", "One. A cat."),
-        ("keywords:start_end", {}, "So it is so", "So it is"),
-        ("paragraphs:paragraphs", {}, "a\n***\nb", "a\n\nb"),
-        ("paragraphs:paragraphs2", None, "a\n\nb", "a\n***\nb"),
-        ("first_word:first_word_sent", {"first_word": "Now"}, "Now it is. now it was.", "Now it is. Then it was."),
-        ("first_word:first_word_answer", {"first_word": "now"}, "Now then", "Then now"),
-        ("last_word:last_word_sent", {"last_word": "end"}, "An end. The END!", "An end. The start."),
-        ("last_word:last_word_answer", {"last_word": "end"}, "the (end)", "end it"),
-        ("punctuation:punctuation_dot", {}, "a!", "a."),
-        ("punctuation:punctuation_exclamation", {}, "a.", "a!"),
-        ("count:lowercase_counting", {"N": 1}, "One two Three", "one two"),
-        ("count:counting_composition", {"n_sent": 1, "n_words": 3}, "a b.***c d.***e f.", "a b.***c d."),
-        ("count:count_unique", {}, "each word once", "word and word"),
-        ("count:count_increment_word", {"keyword1": "a1", "keyword2": "b2"}, "a1 b2 B2", "a1 b2"),
-        ("letters:letter_counting", {"N": 3, "relation": "at least"}, "a1bc", "ab"),
-        ("letters:letter_counting2", {"letter": "A", "let_frequency": 1, "let_relation": "less than"}, "b", "a"),
-    ],
-)
+@cases("verifiers.instructions", "name", "arguments", "good", "bad")
 def test_instructions_of_ifeval_and_its_sequels(name, arguments, good, bad):
     row = {"instruction_id_list": [name], "kwargs": [arguments], "prompt": ""}
     assert instruction_following.check(row) is None
@@ -279,8 +170,21 @@ def test_instructions_of_ifeval_and_its_sequels(name, arguments, good, bad):
 
 
 def test_instructions_each_has_a_test():
-    source = "".join(path.read_text() for path in __import__("pathlib").Path(__file__).parent.glob("test_*.py"))
-    assert [name for name in INSTRUCTIONS if f'"{name}"' not in source] == []
+    rows = tables_of("verifiers")["instructions"]
+    assert INSTRUCTIONS.keys() == {row["name"] if isinstance(row, dict) else row[0] for row in rows}
+
+
+def test_instructions_are_all_or_nothing_unless_a_fraction_is_asked_for():
+    names = ["punctuation:no_comma", "change_case:english_lowercase"]
+    row = {"instruction_id_list": names, "kwargs": [None, {"x": None}]}
+    assert instruction_following.verify(row, "A b") == 0.0
+    assert instruction_following.verify(row | {"grading_mode": "fraction"}, "A b") == 0.5
+    assert instruction_following.verify(row, "  ") == 0.0
+
+
+@cases("verifiers.unverifiable", "names", "arguments", "why")
+def test_instructions_that_cannot_be_verified_are_refused_before_training(names, arguments, why):
+    assert why in instruction_following.check({"instruction_id_list": names, "kwargs": arguments})
 
 
 ARGUMENTS = {"keyword": "a", "keywords": ["a"], "forbidden_words": ["a"], "phrase": "a b c", "relation": "at least"}
@@ -305,12 +209,8 @@ def test_instructions_are_quick_with_what_is_long(text):
 
 
 def test_sentences_words_and_language():
-    assert split_sentences("Mr. A. Smith paid $3.50 at a.com. Really?! Yes") == [
-        "Mr. A. Smith paid $3.50 at a.com.",
-        "Really?",
-        "!",
-        "Yes",
-    ]
+    sentences = ["Mr. A. Smith paid $3.50 at a.com.", "Really?", "!", "Yes"]
+    assert split_sentences("Mr. A. Smith paid $3.50 at a.com. Really?! Yes") == sentences
     assert count_sentences('He said "no." She (too) left... "Why?!" - Because') == 4
     assert count_sentences("") == 0
     assert tokens("I don't, it's A.") == ["I", "do", "n't", ",", "it", "'s", "A", "."]
@@ -330,6 +230,26 @@ def single(expected: tuple[str, dict]) -> dict:
     return {"expected_action": {"type": "function_call", "name": name, "arguments": json.dumps(given)}}
 
 
+@cases("verifiers.calls", "text", "calls")
+def test_tool_calls_are_read_in_two_notations_and_never_evaluated(text, calls):
+    assert parse_calls(text) == [FunctionCall(*call) for call in calls]
+
+
+def test_responses_nested_without_end_are_nothing():
+    assert parse_calls("[" * 5000 + ")]") == []
+    assert structured_outputs.verify(structured(), "[" * 100_000) == 0.0
+
+
+@cases("verifiers.arguments", "arguments", "response", "reward")
+def test_tool_use_compares_name_and_arguments(arguments, response, reward):
+    assert tool_use.verify(single(("f", arguments)), response, threshold=0.1) == reward
+
+
+def test_tool_use_an_expected_message_takes_any_message_and_a_call_wins_over_text():
+    row = {"expected_action": {"type": "message", "content": "hi"}}
+    assert [tool_use.verify(row, said, 0.1) for said in ("anything", "[f(a=1)]", " ")] == [1, 0, 0]
+
+
 A, B, C = ("f", {"a": 1}), ("f", {"a": 2}), ("g", {})
 
 
@@ -338,15 +258,7 @@ def test_tool_use_the_first_call_is_compared():
     assert [tool_use.verify(single(A), f"I call. {calls(*each)}", 0.1) for each in made] == [1, 0, 1, 0, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "reward"),
-    [
-        ("swe_pivot_single_step_tool_use_with_argument_comparison_agent", [1.0, 1.0, 1.0]),
-        ("single_step_tool_use_with_argument_comparison_agent", [0.0, 1.0, 1.0]),
-        ("toolcall_schema_single_step_tool_use_with_argument_comparison_agent", [0.0, 1.0, 1.0]),
-        ("search_pivot_single_step_tool_use_with_argument_comparison_agent", [0.0, 0.0, 1.0]),
-    ],
-)
+@cases("verifiers.thresholds", "name", "reward")
 def test_tool_use_each_environment_has_its_threshold(name, reward):
     row = single(("f", {"q": "a b c d e"}))
     said = ["v w x y z", "a w x y b", "a b c y z"]  # 0, 2 and 3 shared of 10
@@ -354,12 +266,74 @@ def test_tool_use_each_environment_has_its_threshold(name, reward):
 
 
 def test_tool_use_an_integer_takes_a_truth_value_but_not_a_float():
-    assert [tool_use.verify(single(A), calls(("f", {"a": value})), 0.1) for value in (1, True, 1.0, "1")] == [
-        1,
-        1,
-        0,
-        0,
-    ]
+    said = [calls(("f", {"a": value})) for value in (1, True, 1.0, "1")]
+    assert [tool_use.verify(single(A), each, 0.1) for each in said] == [1, 1, 0, 0]
+
+
+# genrm, and what holds of any environment
+
+
+def test_genrm_rewards_lie_between_one_and_five_and_follow_the_judge():
+    row = {"reference": "Good day, Bob."}
+    rewards = genrm.compare(row, ["Good day, Bob.", "Good day, Bob. Good", "zzz", ""])
+    assert rewards[0] == 5.0 and rewards[0] > rewards[1] > rewards[2] >= rewards[3] == 1.0
+    assert genrm.compare(row, ["alone"]) == [3.0]
+
+
+def test_genrm_held_out_score_is_one_only_for_an_answer_no_worse_than_the_reference():
+    answers = ("Hi Bob", " Hi Bob\n", "Hi bob", "Hi Bob Hi", "")
+    assert [genrm.verify({"reference": "Hi Bob"}, answer) for answer in answers] == [1, 1, 0, 0, 0]
+
+
+def test_a_group_is_rewarded_together_where_the_environment_compares():
+    row = {"agent_ref": {"name": "genrm_simple_agent"}, "reference": "Hi Bob"}
+    assert reward_groups([(row, ["Hi Bob", "no"])])[0] == genrm.compare(row, ["Hi Bob", "no"])
+    row = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "", "expected_answer": "1"}
+    assert reward_groups([(row, [r"\boxed{1}", "2", "x"])])[0] == [1.0, score(row, "2"), 0.0]
+
+
+def test_a_row_that_cannot_be_rewarded_here_is_refused():
+    row = {"agent_ref": {"name": "genrm_simple_agent"}}
+    assert "reference is missing" in check_row(row)
+    assert check_row(row | {"reference": "Hi"}) is None
+    assert "has no verifier" in check_row({"agent_ref": {"name": "x"}})
+
+
+# One file an environment.
+
+TOWN = """
+from scripts.rows.request import PromptRow, Text
+from scripts.rewards.spec import EnvironmentSpec
+
+
+class TownRow(PromptRow, kw_only=True):
+    town: Text
+
+
+def verify(row, response):
+    return float(row["town"] in response)
+
+
+ENVIRONMENTS = {"town_simple_agent": EnvironmentSpec(TownRow, verify, answer=lambda row: row["town"])}
+"""
+TRY_TOWN = """
+import sys
+from scripts.rewards import environments
+environments.__path__.append(sys.argv[1])
+from scripts.rewards.registry import SPECS, check_row, contract_of, score
+from scripts.rows.request import problem_of
+agent = {"type": "responses_api_agents", "name": "town_simple_agent"}
+row = {"agent_ref": agent, "responses_create_params": {"input": "Where?"}, "town": "Ulm"}
+assert problem_of(row, contract_of("town_simple_agent")) is check_row(row) is None
+assert problem_of(row | {"town": ""}, contract_of("town_simple_agent")).startswith("$.town: ")
+assert score(row, SPECS["town_simple_agent"].answer(row)) == 1.0 and score(row, "Bonn") == 0.0
+assert not {"sympy", "math_verify", "reasoning_gym", "torch", "numpy"} & sys.modules.keys()
+"""
+
+
+def test_a_file_in_the_folder_is_an_environment_and_the_folder_is_quick_to_import(tmp_path):
+    (tmp_path / "town.py").write_text(TOWN)
+    subprocess.run([sys.executable, "-c", TRY_TOWN, tmp_path], cwd=ROOT, check=True)
 
 
 # any response at all

@@ -12,6 +12,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import pinned_versions
+from tests.cases import cases
 from tests.conftest import ROOT
 
 RECIPE = ROOT / "tests/vllm.yaml"
@@ -53,28 +54,7 @@ def test_the_sampler_and_its_versions_are_in_the_config_of_the_stage_that_it_sam
     assert not {"use_importance_sampling_correction", "truncated_importance_sampling_ratio"} & without["loss_fn"].keys()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"parent": None}, "policy.generation.backend vllm starts from an export"),
-        (
-            {"policy": policy("transformers"), "loss_fn": {"use_importance_sampling_correction": True}},
-            "use_importance_sampling_correction is for policy.generation.backend: vllm",
-        ),
-        (
-            {"loss_fn": {"truncated_importance_sampling_ratio": 2}},
-            "truncated_importance_sampling_ratio is for use_importance_sampling_correction: true",
-        ),
-        ({"policy": policy("hf")}, "policy.generation.backend"),
-        ({"policy": policy("transformers", vllm_cfg={"tensor_parallel_size": 2})}, "is for backend: vllm"),
-        ({"policy": policy("transformers", paged=True)}, "is gone: leave it out; backend: vllm samples by paged"),
-        (
-            {"policy": policy("vllm", colocated={"enabled": False})},
-            "is gone: leave it out; vLLM samples in the training",
-        ),
-        ({"data": {"max_input_seq_length": 60}}, "max_input_seq_length is more than .* leave, which is 52"),
-    ],
-)
+@cases("vllm.refused", "changes", "says")
 def test_what_vllm_cannot_sample_for_is_refused_by_the_recipe(recipe_with, changes, says):
     with pytest.raises(UserError, match=says):
         recipe_with(**changes)
