@@ -1,12 +1,16 @@
 """Responses to rows that are easily misjudged: nearly right, right in an odd form, right and wrong at once."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 from scripts.recipe.environment import Environment
-from tests.gym import deeds
-from tests.gym.deeds import named
-from tests.gym.rows import TOOL_USE, VALUE, Row
+from tests.gym.rows import DATA, TOOL_USE, Row
+
+TEXTS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 
 
 def hard_responses(row: Row) -> dict[str, str]:
@@ -15,52 +19,19 @@ def hard_responses(row: Row) -> dict[str, str]:
     return make(row) if make else {}
 
 
-TEXTS = [
-    "Tea with milk.",
-    "tea, milk",
-    "Tea. Milk! Tea? Coffee, e.g. rum at 3.50 p.m. Dr. No drank it.",
-    "TEA AND MILK ARE HERE",
-    "tea and milk are here",
-    "Der Tee ist heiß, und die Milch ist kalt.",
-    "Tea is good.\n\nMilk is good.",
-    "Tea is good.\n***\nMilk is good.",
-    "Tea *hot* and **cold** [place] [name].\n* one\n- two\nP.S. more",
-    '"Tea with milk"',
-    '{"tea": "milk"}',
-    '```json\n{"tea": 1}\n```',
-    "<<Tea>>\nMy answer is yes.",
-    "Section 1\ntea\nSection 2\nmilk",
-    "tea\n******\nmilk",
-    "Say something. tea milk tea",
-    "Tea. That is all.",
-    "[tea] [with] [milk]",
-    "Tea is hot-Milk is cold-Tea is good",
-    "<<tea with>> <<milk and>>",
-    "level tea tea milk milk milk",
-    "tea with milk tea and milk tea with milk",
-    "I have 2 teas (hot ones); don't I? Yes... no.",
-]
+def call(name: str, arguments: Any) -> str:
+    """A call in the notation of the chat template "hermes"."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def _named(texts: Iterable[str]) -> dict[str, str]:
+    """Texts by themselves."""
+    return {text: text for text in texts}
 
 
 def _math(row: Row) -> dict[str, str]:
-    it = row["expected_answer"].strip("$")
-    written = r"\boxed{%s}"
-    inside = [it, f"{it}.0", rf"\text{{{it}}}", rf"{it}\%", rf"{it} \text{{ km}}", rf"{it}\mathrm{{cm}}", f"({it})"]
-    inside += [f"-{it}", f"x={it}", f"x = {it}", f"{it}, {it}", f"{it};", f"{it}.", rf"\$ {it}", f"0{it}", f"{it}00"]
-    inside += [
-        rf"\frac{{2\cdot {it}}}{{2}}",
-        rf"\sqrt{{({it})^2}}",
-        f"{it}^1",
-        rf"{it} \pm 0",
-        rf"\{{{it}\}}",
-        f"[{it}]",
-    ]
-    inside += [rf"\mathbf{{{it}}}", rf"{it}^\circ", rf"\approx {it}", f"{it}+0i", rf"\left({it}\right)", f"{it} or 9"]
-    around = ["%s", "$%s$", r"\(%s\)", r"\[%s\]", "$$%s$$", "Answer: %s", "**%s**", "The answer is %s.", "= %s"]
-    around += [r"\fbox{%s}", r"\boxed %s", r"\boxed{%s", r"\boxed{%s} or \boxed{9999}", r"\boxed{9999}, no: \boxed{%s}"]
-    around += [r"\boxed{%s}. Check: 9999", r"\boxed{}%s", "<think>9999</think>%s", r"<think>\boxed{9999}</think>%s"]
-    around += ["%s is not 9999", "x=%s, y=9999", "Final answer: $%s$. I hope it is correct.", r"\boxed{\boxed{%s}}"]
-    return named([written % text for text in inside] + [text.replace("%s", it) for text in around])
+    texts = [rf"\boxed{{{text}}}" for text in TEXTS["math"]["boxed"]] + TEXTS["math"]["whole"]
+    return _named(text.replace("%s", row["expected_answer"].strip("$")) for text in texts)
 
 
 def _mcqa(row: Row) -> dict[str, str]:
@@ -75,55 +46,58 @@ def _mcqa(row: Row) -> dict[str, str]:
         rf"\boxed{{{one}}} then \boxed{{{other}}}" for one in (right, wrong, "Z", text, "") for other in (right, wrong)
     ]
     boxes += [rf"\boxed{{{right}", rf"\boxed {right}", rf"\boxed{{ }} 1 {right} }}", rf"\fbox{{{right}}}", right, text]
-    colon = [
-        "Answer: %s",
-        "answer:%s",
-        "ANSWER : %s",
-        "**Answer:** %s",
-        "**Answer: %s**",
-        "Answer: (%s)",
-        "Answer: %s.",
-    ]
-    colon += [
-        "Final answer: %s",
-        "The answer is %s",
-        "Answer: %s or Z",
-        r"Answer: \text{%s}",
-        "Answer:\n%s",
-        "Answer: %s\nDone",
-    ]
-    colon += [
-        f"Answer: {wrong}. Answer: %s",
-        f"Answer: %s. Answer: {wrong}",
-        "choice: %s",
-        "choice:  %s ",
-        "CHOICE: %s",
-    ]
-    colon += [
-        f"choice: {wrong} choice: %s",
-        f"choice: %s\nchoice: {wrong}",
-        "final: %s choice: Z",
-        "%s!",
-        "<%s>",
-        "<%s> <>",
-    ]
     letters = (right, right.lower(), text, f" {text} ", {"A": "أ", "B": "Ｂ", "C": "ড"}.get(right, right))
-    return named(boxes + [it.replace("%s", letter) for it in colon for letter in letters])
+    told = [it.replace("%w", wrong).replace("%s", letter) for it in TEXTS["mcqa"] for letter in letters]
+    return _named(boxes + told)
 
 
 def _structured_outputs(row: Row) -> dict[str, str]:
-    changed = [VALUE | more for more in ({"count": 2.0}, {"count": 0}, {"count": True}, {"count": "2"}, {"more": 1})]
-    changed += [VALUE | more for more in ({"name": "a"}, {"name": None}, {"tags": []}, {"tags": [1]}, {"tags": "x"})]
-    changed += [VALUE | more for more in ({"inner": {}}, {"inner": {"when": "soon"}}, {"share": 1}, {"open": 1})]
-    values = [VALUE, *changed, [VALUE], {}, [], None, {key: VALUE[key] for key in ("name", "count")}]
-    texts = {f"JSON {json.dumps(value)}": json.dumps(value) for value in values}
-    good = json.dumps(VALUE)
-    around = ["```json\n%s\n```", "Here: %s", "%s done", "\ufeff%s", "<think>so</think>%s", " \n%s\n ", "[%s]", "%s%s"]
-    around += ["// it\n%s", "---\n%s", "%s\n---\n%s"]
-    texts |= {f"{it} around JSON": it.replace("%s", good) for it in around}
-    texts |= named(
-        [good.replace('"', "'"), good[:-1] + ',"zz":1}', good[:-1] + ',"name":"cd"}', good[:-1] + ",}", "NaN"]
-    )
+    value, told = DATA["value"], TEXTS["structured_outputs"]
+    values = [value, *(value | changed for changed in told["changed"])]
+    values += [[value], {}, [], None, {key: value[key] for key in ("name", "count")}]
+    texts = {f"JSON {json.dumps(each)}": json.dumps(each) for each in values}
+    good = json.dumps(value)
+    texts |= {f"{it} around JSON": it.replace("%s", good) for it in told["around"]}
+    damaged = [good[:-1] + end for end in (',"zz":1}', ',"name":"cd"}', ",}")]
+    return texts | _named([good.replace('"', "'"), *damaged, "NaN"])
+
+
+def _code_gen(row: Row) -> dict[str, str]:
+    told = TEXTS["code_gen"]
+    return _named([*(f"```python\n{program}\n```" for program in told["in_a_block"]), *told["whole"]])
+
+
+def _tool_use(row: Row) -> dict[str, str]:
+    expected = row["expected_action"]
+    name, right = expected.get("name", "find"), json.loads(expected.get("arguments", "{}"))
+    it = call(name, right)
+    texts = {
+        "a sentence before": f"I look. {it}",
+        "a sentence after": f"{it} Done.",
+        "twice": it * 2,
+        "another call before": call("nope", {}) + it,
+        "another call after": it + call("nope", {}),
+        "a message": "Hello there.",
+        "a question": "Which one?",
+        "arguments lack": f'<tool_call>{{"name": "{name}"}}</tool_call>',
+        "another name": call(name.upper(), right),
+    }
+    for key, value in right.items():
+        others: list[Any] = [None, 1, 1.5, 2.0, True, "", [], {}, str(value), [value]]
+        if isinstance(value, str):
+            words = value.split()
+            others += [value.upper(), f" {value} ", words[0], " ".join(reversed(words)), f"{words[0]} or so"]
+            others += [
+                f"{value} {value}",
+                "no such words at all",
+                f"a b c d e f g {words[0]}",
+                value.replace(" ", "\n"),
+            ]
+        if isinstance(value, int | float):
+            others += [value + 1e-9, value + 1e-3, -value, int(value)]
+        texts |= {f"{key} = {other!r}": call(name, right | {key: other}) for other in others}
+        texts[f"no {key}"] = call(name, {k: v for k, v in right.items() if k != key})
+    texts["one more"] = call(name, right | {"more": 1})
     return texts
 
 
@@ -131,7 +105,7 @@ HARD: dict[str, Callable[[Row], dict[str, str]]] = {
     Environment.MATH: _math,
     Environment.MCQA: _mcqa,
     Environment.STRUCTURED_OUTPUTS: _structured_outputs,
-    Environment.CODE_GEN: deeds.code_gen,
-    Environment.INSTRUCTION_FOLLOWING: lambda row: named(TEXTS),
-    **dict.fromkeys(TOOL_USE, deeds.tool_use),
+    Environment.CODE_GEN: _code_gen,
+    Environment.INSTRUCTION_FOLLOWING: lambda row: _named(TEXTS["instruction_following"]),
+    **dict.fromkeys(TOOL_USE, _tool_use),
 }

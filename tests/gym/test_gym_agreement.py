@@ -16,8 +16,7 @@ import pytest
 from scripts.recipe.environment import Environment
 from scripts.rewards.environments import math
 from scripts.rewards.registry import SPECS, check_row
-from tests.gym.deeds import call
-from tests.gym.responses import hard_responses
+from tests.gym.responses import call, hard_responses
 from tests.gym.rows import TOOL_USE, Row, rows
 from tests.gym.verify import PYTHON, Verdict, gym_verify, needs_gym
 

@@ -22,19 +22,13 @@ from tests.unit.test_contract import GOOD, PARAMS, TAKEN, changed, good
 
 pytestmark = needs_gym
 UNIMPORTABLE = {Environment.INSTRUCTION_FOLLOWING: "No module named 'verifiable_instructions'"}
-EXAMPLES = {
-    "calendar": "calendar_simple_agent",
-    "code_gen": "code_gen_simple_agent",
-    "equivalence_llm_judge": "equivalence_llm_judge_simple_agent",
+NAMED_AFTER = (
+    *("calendar", "code_gen", "equivalence_llm_judge", "instruction_following", "math_with_judge", "mcqa"),
+    *("over_refusal_detection", "reasoning_gym", "structured_outputs", "workplace_assistant"),
+)
+EXAMPLES = {name: f"{name}_simple_agent" for name in NAMED_AFTER} | {
     "genrm_compare": "genrm_simple_agent",
-    "instruction_following": "instruction_following_simple_agent",
-    "math_with_judge": "math_with_judge_simple_agent",
-    "mcqa": "mcqa_simple_agent",
-    "over_refusal_detection": "over_refusal_detection_simple_agent",
-    "reasoning_gym": "reasoning_gym_simple_agent",
     "single_step_tool_use_with_argument_comparison": str(Environment.TOOL_USE),
-    "structured_outputs": "structured_outputs_simple_agent",
-    "workplace_assistant": "workplace_assistant_simple_agent",
 }
 CHANGES = [None, 34, "34", "", [], {}, True, ["a"], {"a": 1}, 1.5]
 ADDED = {
@@ -95,16 +89,13 @@ def test_gym_takes_the_rows_that_we_write_and_fill_and_rewards_their_right_answe
             assert verdict == (200, 3.0 if environment == Environment.GENRM else float(bool(answer)), ""), row
 
 
-def test_gyms_own_rows_are_taken_by_both():
+def test_gyms_own_rows_are_taken_by_both_and_what_the_contracts_own_test_calls_taken_by_gym():
     rows = [row for folder in EXAMPLES for row in gyms_own(folder)]
-    for row, verdict in zip(rows, gym_verify((row, []) for row in rows), strict=True):
-        assert problem_of(row, contract_of(row["agent_ref"]["name"])) is None
-        assert verdict.status != 422, verdict.says
-
-
-def test_gym_takes_what_the_contracts_own_test_calls_taken():
-    rows = [changed(good("math_with_judge_simple_agent"), path, value) for path, value in TAKEN]
-    assert [verdict.says for verdict in gym_verify((row, []) for row in rows) if verdict.status != 200] == []
+    assert [problem_of(row, contract_of(row["agent_ref"]["name"])) for row in rows] == [None] * len(rows)
+    taken = [changed(good("math_with_judge_simple_agent"), path, value) for path, value in TAKEN]
+    verdicts = gym_verify((row, []) for row in rows + taken)
+    assert [verdict.says for verdict in verdicts[: len(rows)] if verdict.status == 422] == []
+    assert [verdict.says for verdict in verdicts[len(rows) :] if verdict.status != 200] == []
 
 
 def mutations(row: dict[str, Any], contract: type, rng: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
