@@ -13,17 +13,17 @@ from PIL import Image
 from pyarrow import csv
 
 from scripts.data.check import Rules, check_files
-from scripts.data.compose import PublishedFile, write_blend
+from scripts.data.compose import write_blend
+from scripts.data.published import PublishedFile
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.rows.kinds import KINDS
+from tests.cases import cases, tables_of
 
 MATH = "math_with_judge_simple_agent"
-ASKS, SAYS, OTHER, SYSTEM = (
-    {"role": role, "content": text}
-    for role, text in (("user", "Why?"), ("assistant", "So."), ("assistant", "No."), ("system", "Be brief."))
+ASKS, SAYS, OTHER, SYSTEM, TOOL = (
+    tables_of("compose")["common"][name] for name in ("asks", "says", "other", "system", "tool")
 )
-TOOL = {"name": "find", "description": "d", "parameters": {"type": "object", "properties": {}}}
 
 
 def write(path, rows: list[dict]):
@@ -76,37 +76,13 @@ def test_every_format_holds_the_same_rows(name, composed):
     assert counts["sources"] == [{"read": 3, "filtered": 1, "invalid": 0, "kept": 2}]
 
 
-SHOWN = [
-    ({"messages": [ASKS, SAYS]}, {"messages": [ASKS, SAYS]}),
-    ({"prompt": "Why?", "completion": "So."}, {"messages": [ASKS, SAYS]}),
-    ({"prompt": [SYSTEM, ASKS], "completion": [SAYS]}, {"messages": [SYSTEM, ASKS, SAYS]}),
-    ({"question": "Why?", "answer": "So."}, {"messages": [ASKS, SAYS]}),
-    (
-        {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]},
-        {"messages": [ASKS, SAYS]},
-    ),
-    (
-        {"messages": [ASKS, SAYS], "tools": json.dumps([TOOL])},
-        {"messages": [ASKS, SAYS], "tools": [{"type": "function", "function": TOOL}]},
-    ),
-]
-
-
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
-@pytest.mark.parametrize(("row", "made"), SHOWN, ids=[" ".join(row) for row, _ in SHOWN])
+@cases("compose.shown", "row", "made")
 def test_demonstrations_of_every_shape_need_no_word(row, made, name, composed):
     assert composed([row], name, kind="demonstrations")[0] == [made]
 
 
-PAIRS = [
-    {"prompt": "Why?", "chosen": "So.", "rejected": "No."},
-    {"prompt": [ASKS], "chosen": [SAYS], "rejected": [OTHER]},
-    {"chosen": [ASKS, SAYS], "rejected": [ASKS, OTHER]},
-    {"prompt": "Why?", "chosen": [ASKS, SAYS], "rejected": [ASKS, OTHER]},
-]
-
-
-@pytest.mark.parametrize("row", PAIRS, ids=[" ".join(row) for row in PAIRS])
+@cases("compose.pairs", "row")
 def test_preferences_of_every_shape_are_a_context_and_two_answers(row, composed):
     answers = [{"rank": rank, "completion": [options]} for rank, options in enumerate((SAYS, OTHER))]
     assert composed([row], kind="preferences")[0] == [{"context": [ASKS], "completions": answers}]
@@ -121,22 +97,7 @@ def prompt(text: str, answer: str, **others) -> dict:
     return agent | request | {"question": text, "expected_answer": answer} | others
 
 
-ASKED = [
-    ({"question": "1+1?", "answer": "2"}, {}),
-    ({"question": "1+1?", "answer": 2}, {}),
-    ({"prompt": "1+1?", "expected_answer": "2"}, {}),
-    ({"prompt": [{"role": "user", "content": "1+1?"}], "answer": "2", "source": "x"}, {}),
-    ({"messages": [{"role": "user", "content": "1+1?"}, SAYS], "answer": "2"}, {}),
-    ({"problem": "1+1?", "solution": "2"}, {"columns": {"prompt": "problem", "expected_answer": "solution"}}),
-    (
-        {"x": {"q": "1+1?"}, "reward_model": {"ground_truth": "2"}},
-        {"columns": {"prompt": "x.q", "expected_answer": "reward_model.ground_truth"}},
-    ),
-    ({"question": "1+1?", "answer": "It is\n#### 2"}, {"answer_after": "####"}),
-]
-
-
-@pytest.mark.parametrize(("row", "options"), ASKED, ids=[" ".join(row) for row, _ in ASKED])
+@cases("compose.asked", "row", "options")
 def test_prompts_of_every_shape_have_an_environment_and_its_answer(row, options, composed, tmp_path):
     assert composed([row], environment=MATH, **options)[0] == [prompt("1+1?", "2")]
     assert check_files([tmp_path / "blend.jsonl"], Rules(KINDS["prompts"], frozenset({MATH})), 1)
@@ -242,20 +203,9 @@ def test_several_processes_write_what_one_writes(tmp_path):
 # --- what does not fit ---
 
 GOOD = {"question": "1?", "answer": "1"}
-BAD = [
-    ({"question": None, "answer": "1"}, {}, "column question: is missing"),
-    ({"question": "1?", "answer": " "}, {}, "column answer: is empty"),
-    ({"question": "1?", "answer": 1.5}, {}, "column answer: is a float, not a text"),
-    ({"question": [], "answer": "1"}, {}, "column question: is empty"),
-    ({"question": [{"text": "x"}], "answer": "1"}, {}, "$.responses_create_params.input[0].role: is missing"),
-    ({"question": [{"role": "tool", "content": "x"}], "answer": "1"}, {}, "$.responses_create_params.input[0].role"),
-    ({"question": "1?", "answer": "1", "tools": "[{"}, {}, "column tools: is not JSON"),
-    ({"question": "1?", "answer": "1", "tools": '[{"a": 1}]'}, {}, "column tools: a tool has no name"),
-    ({"question": "1?", "answer": "one"}, {"answer_after": "####"}, "column answer: has no '####' with an answer"),
-]
 
 
-@pytest.mark.parametrize(("row", "options", "problem"), BAD, ids=[problem for *_, problem in BAD])
+@cases("compose.bad", "row", "options", "problem")
 def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, options, problem, composed, capsys):
     good = GOOD | ({"answer": "#### 1"} if options else {})
     message = refusal(composed, [good, row], "rows.jsonl", environment=MATH, **options)
@@ -266,67 +216,20 @@ def test_a_row_that_does_not_fit_is_named_with_file_row_and_column(row, options,
     assert f"1 of 2 rows left out; the first: 0.jsonl:2: {problem}" in capsys.readouterr().err
 
 
-REFUSED = [
-    (
-        {"columns": {"prompt": "qestion"}, "environment": MATH},
-        "0.parquet: has no column qestion; did you mean question?",
-    ),
-    (
-        {"kind": "preferences", "drop_invalid": True},
-        "0.parquet: has not the columns of preferences (chosen and rejected",
-    ),
-    ({"filter": [["level", "==", 1]], "environment": MATH}, "0.parquet: has no column level"),
-    ({"filter": [["question", ">", 1]], "environment": MATH}, "cannot be held against the filter question > 1"),
-    (
-        {"filter": [["answer", "==", "2"]], "environment": MATH},
-        "no row can be trained on: of 1 read, 1 are filtered out",
-    ),
-    ({"shuffle": True}, "0.parquet: row 1: no environment rewards it; set environment"),
-    ({"columns": "gsm8k", "kind": "preferences"}, "blends.blend.columns: gsm8k has no preferences"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[message for _, message in REFUSED])
+@cases("compose.refused", "options", "message")
 def test_a_blend_that_cannot_be_composed_says_what_to_do(options, message, composed, tmp_path):
     assert message in refusal(composed, [GOOD], **options)
     assert not (tmp_path / "blend.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.parquet", b"PAR1", "a.parquet: cannot be read as parquet"),
-        ("a.csv", b'question,answer\n"1,2\n', "a.csv: cannot be read as csv"),
-        ("a.csv", b"question,question\n1,2\n", "a.csv: has two columns question"),
-        ("a.csv", b"question,answer\n1,2,3\n", "a.csv: cannot be read as csv"),
-        ("a.json", b'[{"question": 1,]', "a.json: cannot be read as a list in JSON"),
-        ("a.jsonl.gz", b"nothing", "a.jsonl.gz: cannot be read as jsonl"),
-        ("a.jsonl", b'{"question": "1?", "answer": "1"}\n{"question"\n', "a.jsonl:2: not valid JSON"),
-        ("a.txt", b"", "a.txt: the name must end in one of .parquet"),
-    ],
-)
+@cases("compose.unreadable", "name", "content", "message")
 def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_text(content)
     files = [[[PublishedFile(tmp_path / name, name)]]]
     assert message in refusal(write_blend, Blend(file="*", environment=MATH), files, tmp_path / "out.jsonl")
 
 
-UNFIT = [
-    ({"sources": [{"file": "a.csv"}], "file": "b.csv"}, "sources stand in for source and file, and are always mixed"),
-    ({"sources": [{"file": "a.csv"}], "shuffle": True}, "leave these and shuffle out"),
-    ({"sources": [{"file": "a.csv", "share": 0.5, "rows": 3}]}, "has share and rows; one of them says how much"),
-    ({"file": "a.csv", "source": {"kind": "folder", "path": "x", "split": "test"}}, "file says which files, and so do"),
-    ({"kind": "preferences", "environment": MATH}, "no environment rewards preferences"),
-    ({"kind": "demonstrations", "constants": {"a": 1}}, "constants are fields of prompts"),
-    ({"environment": MATH, "environments": ["mcqa_simple_agent"]}, f"environments has not {MATH}"),
-    ({"format": "mmpr", "kind": "preferences", "holdout": 2000, "filter": [["a", "==", 1]]}, "mmpr is prepared as it"),
-    ({"remove": "(("}, "is no regular expression"),
-    ({"filter": [["a", "~", 1]]}, "Input should be '=='"),
-    ({"prompt_template": "Think."}, "should match pattern"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), UNFIT, ids=[message for _, message in UNFIT])
+@cases("compose.unfit", "options", "message")
 def test_settings_that_do_not_fit_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         Blend.model_validate(options)

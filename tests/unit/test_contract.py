@@ -2,19 +2,18 @@
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from scripts.recipe.environment import Environment
 from scripts.rewards.registry import SPECS, contract_of
 from scripts.rows.examples import Example
 from scripts.rows.kinds import KINDS
 from scripts.rows.request import PromptRow, problem_of
+from tests.cases import cases, tables_of
 
-ROWS = yaml.safe_load(Path(__file__).with_name("contract_rows.yaml").read_text())
+ROWS = tables_of("contract")
 GOOD: dict[str, dict[str, Any]] = ROWS["good"]
 PAIR, RANKED = (ROWS["preferences"][name]["row"] for name in ("pair", "ranked"))
 PARAMS = "responses_create_params"
@@ -23,7 +22,7 @@ TAKEN = [(path, value) for path, values in ROWS["taken"].items() for value in va
 DROP = object()
 
 
-def cases(table: dict[str, list[list[Any]]]) -> list[tuple[str, Any, str]]:
+def changes(table: dict[str, list[list[Any]]]) -> list[tuple[str, Any, str]]:
     """The cases of a table: a path, the value there or DROP, and the whole problem."""
     return [
         (
@@ -74,7 +73,7 @@ def test_every_environment_with_a_contract_has_a_good_row_and_every_verifier_a_c
     assert contract_of("an_agent_of_ones_own") is None
 
 
-@pytest.mark.parametrize(("path", "value", "says"), cases(ROWS["every"]))
+@pytest.mark.parametrize(("path", "value", "says"), changes(ROWS["every"]))
 @pytest.mark.parametrize("contract", [contract_of("math_with_judge_simple_agent"), PromptRow])
 def test_what_every_row_has_is_looked_for_whatever_the_environment(contract, path, value, says):
     found = problem_of(changed(good("math_with_judge_simple_agent"), path, value), contract)
@@ -86,7 +85,7 @@ def test_what_gym_takes_passes(path, value):
     assert told("math_with_judge_simple_agent", path, value) is None
 
 
-RULES = [(environment, *case) for environment, rules in ROWS["rules"].items() for case in cases(rules)]
+RULES = [(environment, *case) for environment, rules in ROWS["rules"].items() for case in changes(rules)]
 NESTED = ("schema_str", '{"items":' * 100_000, "$.schema_str: is not JSON (nested too deeply)")
 
 
@@ -108,7 +107,7 @@ def test_a_tool_that_must_be_called_is_offered():
 
 @pytest.mark.parametrize(
     ("environment", "path", "value"),
-    [(environment, *change) for environment, changes in ROWS["odd"].items() for change in changes.items()],
+    [(environment, *change) for environment, odd in ROWS["odd"].items() for change in odd.items()],
 )
 def test_what_only_looks_odd_passes(environment, path, value):
     assert told(environment, path, value) is None
@@ -124,7 +123,7 @@ def test_a_field_may_stand_where_gym_also_looks(environment, fields):
 # --- rows that no environment rewards ---
 
 
-@pytest.mark.parametrize(("path", "value", "says"), cases(ROWS["demonstration"]["cases"]))
+@pytest.mark.parametrize(("path", "value", "says"), changes(ROWS["demonstration"]["cases"]))
 def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
     row, kind = ROWS["demonstration"]["row"], KINDS["demonstrations"]
     assert kind.problem(row) is None and kind.problem(changed(row, path, value)) == says
@@ -132,14 +131,14 @@ def test_a_demonstration_ends_with_what_is_imitated(path, value, says):
 
 @pytest.mark.parametrize(
     ("row", "path", "value", "says"),
-    [(each["row"], *case) for each in ROWS["preferences"].values() for case in cases(each["cases"])],
+    [(each["row"], *case) for each in ROWS["preferences"].values() for case in changes(each["cases"])],
 )
 def test_a_row_in_which_nothing_is_preferred_is_told(row, path, value, says):
     assert KINDS["preferences"].problem(row) is None
     assert KINDS["preferences"].problem(changed(row, path, value)) == says
 
 
-@pytest.mark.parametrize("row", ROWS["forms"])
+@cases("contract.forms", "row")
 def test_every_form_of_a_preference_is_the_same_preference(row):
     user, answer, other = (ROWS["common"][name] for name in ("user", "answer", "other"))
     assert KINDS["preferences"].problem(row) is None
