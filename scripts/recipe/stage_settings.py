@@ -70,6 +70,11 @@ class Training(Strict):
         return KINDS[self.algorithm]
 
     @property
+    def section(self) -> Any:
+        """Return the settings under the algorithm's name."""
+        return getattr(self, self.algorithm)
+
+    @property
     def rows_per_step(self) -> int:
         """Rows of the training split in a step."""
         raise NotImplementedError

@@ -169,7 +169,7 @@ def test_what_a_process_has_is_what_the_site_says(results):
     stage = Stage(recipe, folder, "sft")
 
     def fits(processes=1, **says):
-        return sentence(stage, Site(name="s", threads=2, **says), nodes=1, processes=processes)
+        return sentence(stage, Site(name="s", threads=2, **says, processes=processes))
 
     assert fits(accelerator="auto") == (fits(accelerator="auto")[0], True)
     assert " of the 687.2 GB of a GPU of site s " in fits(accelerator="cuda", gpu_memory_gb=640)[0]
@@ -185,7 +185,7 @@ def test_a_model_of_no_known_kind_is_never_refused(results, model):
     (unknown / "config.json").write_text('{"n_embd": 8}')
     (folder / "model/hf/model").unlink()
     (folder / "model/hf/model").symlink_to(unknown)
-    assert sentence(Stage(recipe, folder, "sft"), Site(name="s", threads=2), 1, 1) == ("", True)
+    assert sentence(Stage(recipe, folder, "sft"), Site(name="s", threads=2)) == ("", True)
 
 
 @needs_torch

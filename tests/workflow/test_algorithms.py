@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
-from transformers import TrainingArguments  # noqa: E402
+from trl import SFTConfig  # noqa: E402
 
 from scripts.backends.trl import measuring  # noqa: E402
 from scripts.backends.trl.dpo import Dpo, Mpo  # noqa: E402
@@ -107,7 +107,7 @@ def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused"])
 def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
     job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})
-    arguments = TrainingArguments(**shared_arguments(replace(job, report_to=("tensorboard",))))
+    arguments = SFTConfig(**shared_arguments(replace(job, report_to=("tensorboard",))))
     assert arguments.optim == name and arguments.report_to == ["tensorboard"]
 
 

@@ -47,11 +47,6 @@ class NemoRlTraining(Training):
     overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
 
     @property
-    def section(self) -> dict[str, Any]:
-        """Return the settings of the algorithm."""
-        return getattr(self, self.algorithm)
-
-    @property
     def tokenizer(self) -> dict[str, Any]:
         """Return the recipe's ``policy.tokenizer``."""
         added = self.add.get("policy", {}).get("tokenizer", {})
@@ -88,11 +83,9 @@ class NemoRlTraining(Training):
         return self.max_length - (self.algorithm == "sft")
 
     @property
-    def rollouts_per_step(self) -> int | None:
-        """Return the completions of one step; None without generation."""
-        if self.algorithm != "grpo":
-            return None
-        return self.grpo["num_prompts_per_step"] * self.grpo["num_generations_per_prompt"]
+    def samples_per_step(self) -> int:
+        """Return the training rows of one step, or the completions sampled for the rows."""
+        return self.rows_per_step * (self.grpo["num_generations_per_prompt"] if self.algorithm == "grpo" else 1)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -133,7 +126,7 @@ class NemoRlTraining(Training):
                 raise invalid(f"{section}.{key} must be stated")
         if self.algorithm != "grpo":
             return self
-        product = self.rollouts_per_step
+        product = self.samples_per_step
         batch = self.policy["train_global_batch_size"]
         loss = self.loss_fn | self.add.get("loss_fn", {})
         if loss.get("force_on_policy_ratio") and batch != product:

@@ -1,6 +1,5 @@
 """An algorithm of backend `trl`: a subclass of `TrlTraining` with a config and settings (sft.py is the shortest)."""
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -69,11 +68,6 @@ class TrlTraining(Training):
         return self.policy.train_global_batch_size
 
     @property
-    def section(self) -> Any:
-        """The settings under the algorithm's name."""
-        return getattr(self, self.algorithm)
-
-    @property
     def shared_by_processes(self) -> dict[str, int | None]:
         """Settings, by key, that the number of processes must divide."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
@@ -110,19 +104,12 @@ class TrlSettings(StageSettings):
         lora = self.policy.lora
         return (*PACKAGES, *(["peft"] if lora else []), *(["bitsandbytes"] if lora and lora.quantization else []))
 
-    def spare_bitsandbytes(self) -> None:
-        """Keep peft from importing bitsandbytes, for a second, in a stage without 4 bits."""
-        if "bitsandbytes" not in self.packages:
-            sys.modules.setdefault("bitsandbytes", None)
-
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights; later additions only where they are not off."""
         values = super().values_with_effect()
         if self.chat_template is not None:
             values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
-        leave_out(values["policy"]["tokenizer"], self.policy.tokenizer)
-        leave_out(values["policy"], self.policy)
-        leave_out(values["policy"]["optimizer"], self.policy.optimizer)
+        leave_out(values, self)
         return values
 
     def starts_from_export(self, recipe: "Recipe") -> bool:

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
-from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
-from scripts.backends.trl.placing import check_shares, devices_of, sentence
+from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
+from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.records import ShownRow
 from scripts.rewards.gym import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym
 from scripts.rows.jsonl import key_of, read_rows
@@ -33,25 +32,24 @@ TOGETHER = (
 class Trl(Backend):
     """Trains with TRL's trainers."""
 
+    shown_rows = staticmethod(shown_rows)
+    memory = staticmethod(sentence)
+
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Train in this process, in several processes of the node, or on several nodes."""
         if allocation.site is not None:
-            accelerator, processes = devices_of(allocation.site)
-            site, reports = allocation.site, tuple(allocation.site.report_to)
-            job = replace(
-                job, accelerator=accelerator, processes=processes, gym_python=site.gym_python, report_to=reports
-            )
+            site, (accelerator, processes) = allocation.site, devices_of(allocation.site)
+            told = {"gym_python": site.gym_python, "report_to": tuple(site.report_to)}
+            job = replace(job, accelerator=accelerator, processes=processes, **told)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
         if job.ranks == 1:
-            job.settings.spare_bitsandbytes()
-            import_module("scripts.backends.trl.train").train_rank(job)
+            train_here(job)
         else:
             train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""
-        nodes, ranks = _ranks(stage, site)
-        check_shares(stage.name, stage.config, stage.settings, nodes, ranks)
+        check_shares(stage.name, stage.config, stage.settings, *ranks_on(site, stage))
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
         """Return the protocol's findings, and GPUs that would stand idle."""
@@ -88,7 +86,7 @@ class Trl(Backend):
         if blend.kind != "prompts":
             return problems
         register(own_environments(stage.recipe, stage.name), stage.config.environments)
-        if site is not None and _ranks(stage, site)[1] > 1 and any(map(environment_factory, blend.environments)):
+        if site is not None and ranks_on(site, stage)[1] > 1 and any(map(environment_factory, blend.environments)):
             policy = stage.settings.policy
             if policy.dtensor_cfg.enabled or policy.generation.vllm_cfg.tensor_parallel_size > 1:
                 problems.append(TOGETHER)
@@ -103,21 +101,6 @@ class Trl(Backend):
             for server in register_gym(settings.gym, settings.gym_servers, python):
                 server.wait()
         return problems
-
-    def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """Return the tokens of the first training rows, or the reason why they cannot be shown."""
-        return shown_rows(stage, count)
-
-    def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
-        """Return a sentence on the memory of a process, and whether the stage fits."""
-        nodes, ranks = _ranks(stage, site)
-        return sentence(stage, site, nodes, ranks // nodes)
-
-
-def _ranks(stage: Stage, site: Site) -> tuple[int, int]:
-    """Return the nodes and the processes that train a stage on a site."""
-    nodes = site.resources_of(stage.name, stage.settings).nodes
-    return nodes, nodes * site.processes_on_node
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:

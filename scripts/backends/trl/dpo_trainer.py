@@ -8,8 +8,7 @@ from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.dpo import Dpo
-from scripts.backends.trl.rows import training_rows
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, start_options
+from scripts.backends.trl.setup import shared_arguments, start_and_rows
 
 
 class TokenizedPairsTrainer(DPOTrainer):
@@ -49,28 +48,18 @@ def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:
     """Make the trainer of DPO or MPO on pairs in file order, without a last incomplete batch."""
-    settings, policy = job.config.section, job.config.policy
-    model, processor = model_and_processor(job)
-    pairs = training_rows(job, job.planned * policy.train_global_batch_size, *job.config.prepare(processor))
-    loss_types, loss_weights = losses(settings)
+    start, pairs = start_and_rows(job)
+    loss_types, loss_weights = losses(job.config.section)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=job.config.max_length,
-        beta=settings.reference_policy_kl_penalty,
+        beta=job.config.section.reference_policy_kl_penalty,
         loss_type=loss_types,
         loss_weights=loss_weights,
-        remove_unused_columns=False,
-        model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
-    return TokenizedPairsTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=pairs,
-        processing_class=processor,
-        peft_config=adapters(job),
-    )
+    return TokenizedPairsTrainer(args=arguments, train_dataset=pairs, **start)
 
 
 def losses(settings: Dpo) -> tuple[list[str], list[float]]:

@@ -7,7 +7,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.generation import Generation
-from scripts.backends.trl.policy import Policy, leave_out
+from scripts.backends.trl.policy import Policy
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
@@ -213,6 +213,7 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
+    ADDED: ClassVar[tuple[str, ...]] = ("gym", "data")
 
     gone: ClassVar[dict[str, str]] = JUDGES_GONE
 
@@ -226,11 +227,6 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights; vLLM's only for rollouts by vLLM."""
         values = super().values_with_effect()
-        if self.gym is None:
-            del values["gym"]
-        if self.data == PromptData():
-            del values["data"]
-        leave_out(values["policy"]["generation"], self.policy.generation)
         if not self.samples_by_vllm:
             del values["policy"]["generation"]["backend"]
             del values["loss_fn"]["use_importance_sampling_correction"]

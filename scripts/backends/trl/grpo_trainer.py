@@ -22,8 +22,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
-from scripts.backends.trl.rows import training_rows
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
 from scripts.rewards.registry import environment_factory
@@ -35,24 +34,21 @@ ONE_MESSAGE = ""
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """Make the trainer of GRPO on prompts in file order."""
     grpo = job.config.grpo
-    model, processor = model_and_processor(job)
+    start, rows = start_and_rows(job)
     factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
-    rows = training_rows(job, job.planned * grpo.num_prompts_per_step, *job.config.prepare(processor))
     if factories:
-        prepare_for_tools(processor)
+        prepare_for_tools(start["processing_class"])
         factories[ONE_MESSAGE] = OneMessage
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     by_vllm = job.config.samples_by_vllm
     if by_vllm:
         prepare_engine()
     trainer = MeasuringTrainer(
-        model=model,
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
         args=_arguments(job),
         train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
-        processing_class=processor,
-        peft_config=adapters(job),
         environment_factory=factories or None,
+        **start,
     )
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
@@ -126,8 +122,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         mask_truncated_completions=grpo.overlong_filtering,
         num_iterations=1,
         shuffle_dataset=False,
-        remove_unused_columns=False,
-        model_init_kwargs=start_options(job),
         max_completion_length=generation.max_new_tokens,
         temperature=generation.temperature,
         top_p=generation.top_p,

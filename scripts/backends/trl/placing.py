@@ -34,6 +34,12 @@ def devices_of(site: Site) -> tuple[str, int]:
     return "cuda", wanted
 
 
+def ranks_on(site: Site, stage: Stage) -> tuple[int, int]:
+    """Return the nodes and the processes that train a stage on a site."""
+    nodes = site.resources_of(stage.name, stage.settings).nodes
+    return nodes, nodes * site.processes_on_node
+
+
 def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
     """Raise UserError where processes cannot share a step of the resolved config evenly.
 
@@ -102,7 +108,7 @@ def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, ca
     return parts
 
 
-def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str, bool]:
+def sentence(stage: Stage, site: Site) -> tuple[str, bool]:
     """Say the memory that a process of the stage needs and has on the site; and whether the stage fits."""
     folder, descendant = getattr(stage.recipe.model, "folder", None), stage
     while descendant is not None:
@@ -117,8 +123,8 @@ def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str,
         shape = None
     if shape is None:
         return "", True
-    capacity, where = _capacity(stage, site, processes)
-    parts = estimate(shape, stage.config, stage.settings.policy, nodes * processes, capacity or 0)
+    capacity, where = _capacity(stage, site)
+    parts = estimate(shape, stage.config, stage.settings.policy, ranks_on(site, stage)[1], capacity or 0)
     needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items())
     says = f"{stage.name}: a process needs about {amount(needed)} ({told})"
     if capacity is None or needed <= capacity:
@@ -126,7 +132,7 @@ def sentence(stage: Stage, site: Site, nodes: int, processes: int) -> tuple[str,
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False
 
 
-def _capacity(stage: Stage, site: Site, processes: int) -> tuple[float | None, str]:
+def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:
     """Return the bytes of a process on the site (None: unknown), with words for their place."""
     if site.accelerator != "cpu":
         stated = site.gpu_memory_gb
@@ -134,7 +140,9 @@ def _capacity(stage: Stage, site: Site, processes: int) -> tuple[float | None, s
     asked = site.resources_of(stage.name, stage.settings).mem_mb * 1e6 if site.slurm else 0
     if site.slurm and not asked:
         return None, ""
-    return (asked or memory_of_machine()) / processes, "the job (resources.mem_mb)" if asked else "this machine"
+    return (
+        asked or memory_of_machine()
+    ) / site.processes_on_node, "the job (resources.mem_mb)" if asked else "this machine"
 
 
 def memory_of_machine() -> float:

@@ -11,11 +11,13 @@ from scripts.recipe.strict import Strict, invalid
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:
-    """Remove from a section's values placement settings, and later additions at their defaults."""
-    stated = settings.model_dump(exclude_defaults=True)
-    added = (name for name in settings.ADDED if name not in stated)
-    for name in (*getattr(settings, "PLACING", ()), *added):
-        values.pop(name, None)
+    """Remove from the values of settings, sections included, `PLACING`, and of `ADDED` whatever is the default."""
+    added = {*getattr(settings, "ADDED", ())} - settings.model_dump(exclude_defaults=True).keys()
+    for name in values.keys() & {*getattr(settings, "PLACING", ()), *added}:
+        del values[name]
+    for name, value in values.items():
+        if isinstance(section := getattr(settings, name), Strict):
+            leave_out(value, section)
 
 
 class Optimizer(Strict):

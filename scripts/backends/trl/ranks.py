@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 import traceback
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch.distributed as dist
 
 from scripts.backends.protocol import TrainingJob, read_job
 from scripts.backends.stop import SIGNALS
-from scripts.backends.trl.cluster import RankError
+from scripts.backends.trl.cluster import RankError, train_here
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.processes import end_with_parent
@@ -55,8 +54,7 @@ def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:
     host = socket.gethostname()
     try:
         (place / f"rank_{rank}").write_text(host, encoding="utf-8")
-        job.settings.spare_bitsandbytes()
-        import_module("scripts.backends.trl.train").train_rank(job)
+        train_here(job)
     except UserError as error:
         raise RankError(rank, host, str(error), True, isinstance(error, CutOffError)) from None
     except Exception as error:

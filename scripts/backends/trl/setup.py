@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
+from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer, TrainingArguments
@@ -18,6 +19,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import rank
+from scripts.backends.trl.rows import training_rows
 from scripts.errors import UserError
 from scripts.model.loading import class_of
 from scripts.model.processor import load_processor, use_template
@@ -105,7 +107,7 @@ CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__data
 
 
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Return the training arguments of every trainer. TRL counts updates where a stage counts steps."""
+    """Return the arguments of every trainer. TRL counts updates where a stage counts steps."""
     config, placing = job.config, job.settings.policy.dtensor_cfg
     policy, updates = config.policy, config.updates_per_step
     optimizer = policy.optimizer
@@ -125,6 +127,8 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
+        "model_init_kwargs": start_options(job),
+        "remove_unused_columns": False,
         "gradient_checkpointing": False,
         CHECKPOINTING: placing.activation_checkpointing,
         "bf16": policy.precision == "bfloat16",
@@ -203,11 +207,15 @@ def adapters(job: TrainingJob) -> Any:
     return config
 
 
-def model_and_processor(job: TrainingJob) -> tuple[Any, Any]:
-    """Return the start (a path or a fresh model), and its tokenizer or processor."""
-    if job.parent_model is None:
-        return fresh_model(job.config)
-    return str(job.parent_model), use_template(load_processor(job.parent_model), job.config.chat_template)
+def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
+    """Return the trainer's start (a path or a fresh model, its tokenizer or processor, adapters), and the rows."""
+    config, parent = job.config, job.parent_model
+    if parent is None:
+        model, processor = fresh_model(config)
+    else:
+        model, processor = str(parent), use_template(load_processor(parent), config.chat_template)
+    rows = training_rows(job, job.planned * config.rows_per_step, *config.prepare(processor))
+    return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
 
 
 def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:

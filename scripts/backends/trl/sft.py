@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy, leave_out
+from scripts.backends.trl.policy import Policy
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.strict import Strict
 
@@ -69,9 +69,3 @@ class SftSettings(TrlSettings, SftTraining):
     """A stage of supervised fine-tuning."""
 
     config_model: ClassVar[type[TrainingConfig]] = SftConfig
-
-    def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights."""
-        values = super().values_with_effect()
-        leave_out(values["sft"], self.sft)
-        return values

@@ -8,36 +8,26 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.rows import training_rows
-from scripts.backends.trl.setup import adapters, model_and_processor, shared_arguments, shares_of, start_options
+from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import open_picture
 
 
 def make_trainer(job: TrainingJob) -> SFTTrainer:
     """Make the trainer of SFT on rows in file order."""
-    batch = job.config.policy.train_global_batch_size
-    model, processor = model_and_processor(job)
-    rows = training_rows(job, job.planned * batch, *job.config.prepare(processor))
+    start, rows = start_and_rows(job)
     if job.ranks * shares_of(job)[1] > 1:
-        rows = fill_last_batch(rows, batch)
+        rows = fill_last_batch(rows, job.config.rows_per_step)
+    processor = start["processing_class"]
     arguments = SFTConfig(
         train_sampling_strategy="sequential",
         shuffle_dataset=False,
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
-        remove_unused_columns=False,
-        model_init_kwargs=start_options(job),
         **shared_arguments(job),
     )
-    return SFTTrainer(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        data_collator=None if tokenizer_of(processor) is processor else _PictureCollator(processor),
-        processing_class=processor,
-        peft_config=adapters(job),
-    )
+    collator = None if tokenizer_of(processor) is processor else _PictureCollator(processor)
+    return SFTTrainer(args=arguments, train_dataset=rows, data_collator=collator, **start)
 
 
 class _PictureCollator:

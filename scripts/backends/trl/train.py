@@ -17,7 +17,7 @@ from typing import Any
 
 import accelerate.accelerator
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
@@ -82,9 +82,7 @@ def _train(job: TrainingJob) -> None:
         trainer._load_optimizer_and_scheduler = partial(load_shares, trainer)
     if job.resume_from:
         _load_weights(trainer, job)
-    for callback in list(trainer.callback_handler.callbacks):
-        if type(callback).__name__ in ("PrinterCallback", "ProgressCallback", "RichProgressCallback"):
-            trainer.remove_callback(callback)
+    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StageCallback(job))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
     _seed_where_no_state_was_saved(job)
