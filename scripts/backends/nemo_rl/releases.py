@@ -1,7 +1,6 @@
 """The NeMo-RL releases of envs/nemo-rl.yaml: versions, config keys, abilities."""
 
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt
@@ -82,10 +81,9 @@ class Releases(Strict):
 
 
 @cache
-def load_releases(root: Path | None = None) -> dict[str, Release]:
+def load_releases() -> dict[str, Release]:
     """Return all releases by name."""
-    path = (root or installation()) / "envs/nemo-rl.yaml"
-    releases = read_yaml(path).validate(Releases).releases
+    releases = read_yaml(installation() / "envs/nemo-rl.yaml").validate(Releases).releases
     return {name: release.model_copy(update={"name": name}) for name, release in releases.items()}
 
 

@@ -22,7 +22,7 @@ from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, UserError
 from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.files import write_json
-from scripts.recipe.site import NemoRlSite
+from scripts.recipe.site import NemoRlSite, Site
 from scripts.records import read_if_there
 from scripts.stage.progress import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
@@ -47,7 +47,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     Afterwards `job.stop` has a reason where training is to be continued. UserError: training failed; CutOffError: the
     next attempt may go well.
     """
-    launch = launch_of(job, allocation)
+    launch = launch_of(job, allocation.site)
     if job.config.algorithm == "sft":
         for split in (launch.train_split, launch.validation_split):
             write_rows(job.train_split.with_name(split.name), split)
@@ -62,9 +62,9 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     _judge(job, watch, cluster)
 
 
-def launch_of(job: TrainingJob, allocation: Allocation) -> Launch:
-    """Return a start of the stage's driver in this Slurm job; `save_by` leaves the site's margin before the end."""
-    runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), allocation.site)
+def launch_of(job: TrainingJob, site: Site) -> Launch:
+    """Return a start of the stage's driver on the site; `save_by` leaves the site's margin before the end."""
+    runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), site)
     parent, model = job.parent_model, job.config.model
     splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
     last, save_by = _last_step(job), None
@@ -112,11 +112,10 @@ class _Watch:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.algorithm != "grpo"
-        samples = job.config.rows_per_step if job.config.algorithm == "sft" else job.config.rollouts_per_step
+        samples = job.config.samples_per_step if job.config.algorithm in ("sft", "grpo") else None
         self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
-        self.made_a_step = False
         self.last_step = job.start
         self.until = launch.max_num_steps
         self.stalled: str | None = None
@@ -132,7 +131,7 @@ class _Watch:
         if self.until > self.job.max_num_steps and newest_step(self.job.run) >= self.job.max_num_steps:
             print(f"{self.job.stage}: ending the driver at step {self.job.max_num_steps}, which is saved", flush=True)
             return True
-        patience = self.nemo_rl.stall_seconds + (0 if self.made_a_step else self.startup_seconds)
+        patience = self.nemo_rl.stall_seconds + (0 if self.last_step > self.job.start else self.startup_seconds)
         if time.time() - self.last_news > patience:
             self.stalled = f"no new step for {patience:.0f} s (site's nemo_rl.stall_seconds)"
         return self.stalled is not None
@@ -140,9 +139,8 @@ class _Watch:
     def look(self, is_over: bool = False) -> None:
         """Log new steps, seal new checkpoints."""
         if self.steps.follow(is_over):
-            if not self.made_a_step:
+            if self.last_step == self.job.start:
                 self._note_startup()
-            self.made_a_step = True
             self.last_step = self.steps.last_step
             self.last_news = time.time()
             print(f"{self.job.stage}: step {self.steps.last_step} of {self.until}", flush=True)
