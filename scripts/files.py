@@ -60,22 +60,14 @@ def fsync_directory(path: Path) -> None:
 
 
 @contextmanager
-def open_atomically(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
+def open_atomically(*paths: Path) -> Iterator[list[BinaryIO]]:
     """Open files for writing; all appear under the final names when the block ends well, none otherwise.
 
     UserError for a full or read-only disk.
     """
-    with explain_write_errors(paths[0]), ExitStack() as stack:
-        temporaries = [stack.enter_context(_temporary(path)) for path in paths]
-        files = tuple(stack.enter_context(temporary.open("wb")) for temporary in temporaries)
-        yield files
-        for file in files:
-            file.flush()
-            os.fsync(file.fileno())
-        for path, temporary in zip(paths, temporaries, strict=True):
-            temporary.replace(path)
-        for directory in {path.parent for path in paths}:
-            fsync_directory(directory)
+    with explain_write_errors(paths[0]), ExitStack() as names, ExitStack() as files:
+        temporaries = [names.enter_context(filled_by_program(path)) for path in paths]
+        yield [files.enter_context(temporary.open("wb")) for temporary in temporaries]
 
 
 @contextmanager
@@ -198,7 +190,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return a file's JSON; UserError for a missing or damaged file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
     except ValueError as error:

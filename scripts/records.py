@@ -6,6 +6,7 @@ earlier and later commits are read alike.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
 
@@ -199,14 +200,15 @@ class ExportRecord(TypedDict):
     files: Files
 
 
-class ReachedStep(TypedDict):
-    """The last reachable step; see scripts.stage.progress."""
+@dataclass(frozen=True)
+class Reach:
+    """The step that an attempt trains to; with `is_end` the data end there, before the planned step."""
 
     step: Count
-    is_end: bool
+    is_end: bool = False
 
 
-Reaches = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], ReachedStep]
+Reaches = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], Reach]
 
 
 class Change(TypedDict):
@@ -339,14 +341,13 @@ class ShownRow(TypedDict):
     parts: list[ShownTokens]
 
 
-class Tokens(TypedDict):
+class Tokens(TypedDict, total=False):
     """The preflight's counts of a split's tokens; older records have fewer."""
 
-    longest_seen: NotRequired[Count]
-    too_long: NotRequired[Count]
-    too_long_share: NotRequired[float]
-    answers_cut: NotRequired[Count]
-    with_special_tokens: NotRequired[Count]
+    too_long: Count
+    too_long_share: float
+    answers_cut: Count
+    with_special_tokens: Count
 
 
 class TokensOfSplits(TypedDict):
@@ -357,13 +358,13 @@ class TokensOfSplits(TypedDict):
     validation: Tokens
 
 
-class Preflight(TypedDict):
+class Preflight(TypedDict, total=False):
     """preflight.json; `rows_not_shown` is the reason for missing `rows`."""
 
-    epochs: NotRequired[Count]
-    rows: NotRequired[list[ShownRow]]
-    rows_not_shown: NotRequired[str]
-    tokens: NotRequired[TokensOfSplits | None]
+    epochs: Count
+    rows: list[ShownRow]
+    rows_not_shown: str
+    tokens: TokensOfSplits | None
 
 
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -382,19 +383,18 @@ ADVICE = {
 
 
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Return a record; UserError with file, damage and remedy."""
+    """Return a record with all keys; UserError with file, damage and remedy."""
+    text = read_bytes(path)
     try:
-        return parse_record(read_bytes(path), kind)
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise UserError(f"{path}: a link to nothing; {ADVICE.get(kind, AGAIN)}") from None
-        raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
+        value = msgspec.json.decode(text)
+        msgspec.convert(value, kind)
     except DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); {ADVICE.get(kind, AGAIN)}") from None
+    return value
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return a file's content; FileNotFoundError, or UserError for an unreadable file."""
+    """Return a file's content; UserError for a missing or unreadable file."""
     try:
         if path.exists() and not path.is_file():
             raise UserError(
@@ -402,18 +402,16 @@ def read_bytes(path: Path) -> bytes:
             )
         return path.read_bytes()
     except FileNotFoundError:
-        raise
+        says = (
+            f"a link to nothing; {AGAIN}"
+            if path.is_symlink()
+            else f"no such file; ask Snakemake for it: snakemake {path}"
+        )
+        raise UserError(f"{path}: {says}") from None
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); check the owner and the permission to read"
         ) from None
-
-
-def parse_record(text: bytes, kind: type[Record]) -> Record:
-    """Return a record's JSON value with all keys; ValueError or RecursionError for another kind."""
-    value = msgspec.json.decode(text)
-    msgspec.convert(value, kind)
-    return value
 
 
 def read_if_there(path: Path, kind: type[Record]) -> Record | None:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from scripts.errors import UserError
-from scripts.records import DAMAGE, parse_record, read_bytes
+from scripts.records import DAMAGE
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OTHER_FORMATS = ("consolidated", "adapter_")
@@ -144,6 +146,6 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return parse_record(read_bytes(path), dict[str, Any])
-    except (FileNotFoundError, *DAMAGE) as error:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, *DAMAGE) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None

@@ -6,26 +6,26 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, Required, TypedDict
 
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
 
 
-class Attempt(TypedDict):
+class Attempt(TypedDict, total=False):
     """A line of attempts.jsonl."""
 
-    event: Literal["begin", "end"]
-    step: Count
-    time: float
-    outcome: NotRequired[str]
-    call: NotRequired[int]
-    host: NotRequired[str]
-    slurm_job: NotRequired[str | None]
-    nodes: NotRequired[Count]
-    gpus: NotRequired[Count]
-    code: NotRequired[Code | None]
-    image: NotRequired[Image | None]
+    event: Required[Literal["begin", "end"]]
+    step: Required[Count]
+    time: Required[float]
+    outcome: str
+    call: int
+    host: str
+    slurm_job: str | None
+    nodes: Count
+    gpus: Count
+    code: Code | None
+    image: Image | None
 
 
 def begin_attempt(
@@ -42,8 +42,8 @@ def begin_attempt(
     `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
     scripts.stage.provenance tells.
     """
-    begun = {"call": call, "nodes": nodes, "gpus": gpus, "code": code, "image": image}
-    _append(run, "begin", step, begun | {"host": socket.gethostname(), "slurm_job": own_job_id()})
+    here = {"host": socket.gethostname(), "slurm_job": own_job_id()}
+    _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, code=code, image=image, **here)
 
 
 def end_attempt(run: Path, step: int, outcome: str) -> None:
@@ -52,7 +52,7 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
     lost (a node), failed, or waited (trained nothing, for another job does).
     """
-    _append(run, "end", step, {"outcome": outcome})
+    _append(run, "end", step, outcome=outcome)
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -63,9 +63,8 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
     attempts: list[dict[str, Any]] = []
     for entry in read_lines(run / "attempts.jsonl", Attempt):
         if entry["event"] == "begin":
-            kept = ("host", "time", "call", "slurm_job", "nodes", "gpus", "code", "image")
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
-            attempts.append(begun | {key: entry.get(key) for key in kept})
+            attempts.append({**dict.fromkeys(Attempt.__annotations__), **entry, **begun})
         elif attempts:
             attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
     return attempts
@@ -96,11 +95,11 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     return None
 
 
-def _append(run: Path, event: str, step: int, told: dict[str, Any]) -> None:
+def _append(run: Path, event: str, step: int, **told: Any) -> None:
     entry = {"event": event, "step": step, **told, "time": time.time()}
     path = run / "attempts.jsonl"
-    cut = path.exists() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
     with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if cut else "") + json.dumps(entry) + "\n")
+        file.write(("\n" if is_cut else "") + json.dumps(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -1,6 +1,5 @@
 """Hold records against the files they describe, before anything is planned or trained from them."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from scripts.records import (
     Preflight,
     RunIdentity,
     SourceRecord,
+    read_bytes,
     read_if_there,
     read_record,
 )
@@ -32,6 +32,7 @@ from scripts.stage.rundir import differences, step_of
 from scripts.stage.store import identity_of
 
 HASHED_BYTES = 16 << 20
+PARQUET = b"PAR1"
 EXPORTS = "Snakemake exports the checkpoint again"
 SPLITS = "delete both, and Snakemake splits again"
 
@@ -55,10 +56,8 @@ def damage_of_stage(paths: StagePaths) -> list[str]:
     others = {paths.evaluation: Evaluation, paths.benchmarks: Benchmarks, paths.gate: Gate}
     others |= {paths.criteria: Criteria, paths.preflight: Preflight, paths.choice: Choice, paths.test: Evaluation}
     problems = [line for path, kind in others.items() for line in damage(path, kind)]
-    for contradictions in (_of_run, of_checkpoint, of_export):
+    for contradictions in (_of_run, of_checkpoint, of_export, _of_metrics):
         problems += told(contradictions, paths)
-    if paths.metrics.exists() and not _is_parquet(paths.metrics):
-        problems.append(f"{paths.metrics}: damaged (no Parquet file); {AGAIN}")
     return problems
 
 
@@ -78,14 +77,11 @@ def told(contradictions: Callable[[Any], Iterable[str]], of: Path | StagePaths) 
         yield str(error)
 
 
-def _is_parquet(path: Path) -> bool:
-    """Whether a file begins and ends with Parquet's magic bytes."""
-    if not path.is_file() or path.stat().st_size < 12:
-        return False
-    with path.open("rb") as file:
-        start = file.read(4)
-        file.seek(-4, os.SEEK_END)
-        return start == file.read(4) == b"PAR1"
+def _of_metrics(paths: StagePaths) -> Iterator[str]:
+    """Yield a line if the table of metrics does not begin and end with Parquet's magic bytes."""
+    content = read_bytes(paths.metrics) if paths.metrics.exists() else PARQUET * 3
+    if len(content) < 12 or not (content.startswith(PARQUET) and content.endswith(PARQUET)):
+        yield f"{paths.metrics}: damaged (no Parquet file); {AGAIN}"
 
 
 def damage_of_blend(manifest: Path) -> Iterator[str]:

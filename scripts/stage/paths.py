@@ -57,11 +57,6 @@ class StagePaths:
             run = _target(run)
         return run
 
-    @property
-    def owner(self) -> Path:
-        """Return the lock of that folder."""
-        return owner_of(self.run)
-
     def exported(self, content: str) -> Path:
         """Return the folder of an exported model, beside the target of ``hf/model``."""
         exports = _target(self.export).parent if self.export.is_symlink() else self.directory / "exports"

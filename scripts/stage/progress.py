@@ -5,30 +5,30 @@ and status read the note, and need not open checkpoints.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Required, TypedDict
 
 from scripts.files import read_tail, write_json
-from scripts.records import Count, ReachedStep, Reaches, parse_lines, read_if_there, read_lines
+from scripts.records import Count, Reach, Reaches, parse_lines, read_if_there, read_lines
 
 RECENT_STEPS = 50
 REACH = "reach.json"
 
 
-class Step(TypedDict):
+class Step(TypedDict, total=False):
     """Describe a line of metrics.jsonl."""
 
-    step: Count
-    seconds: NotRequired[float | None]
-    tokens: NotRequired[float | None]
-    reward_mean: NotRequired[float | None]
-    response_length_mean: NotRequired[float | None]
-    loss: NotRequired[float | None]
-    kl: NotRequired[float | None]
-    environment_rewards: NotRequired[dict[str, float | None] | None]
-    timing: NotRequired[dict[str, float | None] | None]
+    step: Required[Count]
+    seconds: float | None
+    tokens: float | None
+    reward_mean: float | None
+    response_length_mean: float | None
+    loss: float | None
+    kl: float | None
+    environment_rewards: dict[str, float | None] | None
+    timing: dict[str, float | None] | None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -48,18 +48,10 @@ def step_seconds(entries: Iterable[dict[str, Any]]) -> float | None:
     return median(seconds) if seconds else None
 
 
-@dataclass(frozen=True)
-class Reach:
-    """Name the step that an attempt trains to; with `is_end` the data end there, before the planned step."""
-
-    step: int
-    is_end: bool = False
-
-
 def noted_reach(run: Path, start: int) -> Reach | None:
     """Return the noted reach of an attempt from step `start` (0: from none), or None."""
     noted = _noted(run).get(str(start))
-    return Reach(noted["step"], noted["is_end"]) if noted else None
+    return Reach(**noted) if noted else None
 
 
 def note_reach(run: Path, start: int, reach: Reach) -> None:
@@ -79,5 +71,5 @@ def last_step(run: Path, start: int, planned: int) -> int:
     return min(planned, reach.step) if reach and reach.is_end else planned
 
 
-def _noted(run: Path) -> dict[str, ReachedStep]:
+def _noted(run: Path) -> dict[str, dict[str, Any]]:
     return read_if_there(run / REACH, Reaches) or {}

@@ -14,14 +14,13 @@ from typing import Any
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.yaml_file import installation
-from scripts.records import CheckpointRecord, ExportRecord, Manifest, SourceRecord, read_if_there, read_record
+from scripts.records import CheckpointRecord, ExportRecord, Manifest, Origins, SourceRecord, read_if_there, read_record
 from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PACKAGE = "stagecoach-workflow"
 PATIENCE = 30.0
-OF_PARENT = ("facts", "seed", "release", "data", "data_ended", "trained_by", "parents", "model", "chat_template")
 
 
 def code_revision(root: Path | None = None) -> dict[str, Any]:
@@ -159,5 +158,5 @@ def parents_of(export: Path | None) -> list[dict[str, Any]]:
     exported = read_record(export, ExportRecord)
     published = read_if_there(export.parents[1] / "ckpt/record.json", CheckpointRecord) or {}
     is_same = published.get("identity") == exported["identity"]
-    origins = {key: published[key] for key in OF_PARENT if key in published} if is_same else {}
+    origins = {key: published[key] for key in Origins.__annotations__ if key in published} if is_same else {}
     return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | origins]

@@ -33,14 +33,10 @@ METRICS, ROLLOUTS = _schema("metrics"), _schema("rollouts")
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     """Read a table that Stagecoach wrote, with nulls for absent columns; UserError where it is damaged."""
+    content = read_bytes(path)
     try:
-        table = pq.read_table(pa.BufferReader(read_bytes(path)))
-        missing = [field for field in schema if field.name not in table.column_names]
-        for field in missing:
-            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
-        return table.select(schema.names).cast(schema)
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
+        tables = pq.read_table(pa.BufferReader(content)), schema.empty_table()
+        return pa.concat_tables(tables, promote_options="permissive").select(schema.names).cast(schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path}: damaged ({error}); {AGAIN}") from None
 

@@ -24,6 +24,7 @@ from scripts.recipe.resolve import config_text, resolve_stage
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts
 from scripts.stage.consistency import exported_model
 from scripts.stage.owner import hold
+from scripts.stage.paths import owner_of
 from scripts.stage.progress import Reach, note_reach, read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
@@ -253,7 +254,7 @@ def test_a_run_directory_of_an_earlier_commit_is_valid_where_it_lies_and_moves_w
     a = stage_of("a")
     run = earlier(a, 2, 3)
     Path("results/store", aside.name.removeprefix("run.")).rename(aside)
-    assert a.training == a.paths.run == run and a.paths.owner == a.paths.directory / "owner.json"
+    assert a.training == a.paths.run == run and owner_of(run) == a.paths.directory / "owner.json"
     assert a.folder_of(aside.name.removeprefix("run.")) == aside
     assert exported_model(a.paths.export_record).parent == a.paths.directory / "exports"
     assert train(a) == (0, [3])

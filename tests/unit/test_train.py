@@ -25,6 +25,7 @@ from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.rewards.gym import GymUnavailable
 from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, without_progress
+from scripts.stage.paths import owner_of
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import checkpoints, newest_checkpoint, seal_checkpoint, step_of
@@ -432,7 +433,7 @@ def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_
     train()
     left = [
         train.paths.run / f".live.html.{killed}.00aa.tmp",
-        train.paths.owner.with_name(f".owner.json.{killed}.0b.tmp"),
+        owner_of(train.paths.run).with_name(f".owner.json.{killed}.0b.tmp"),
     ]
     left += [train.paths.run / "checkpoints/removing_step_2/config.json"]
     for path in left:
