@@ -29,7 +29,8 @@ from benchmarks.common import row as row_of
 from benchmarks.mutations import COMPOSED, SHAPES, Row, rows_of
 from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_demonstrations, tokenize_pairs
 from scripts.data.check import Rules, check_files
-from scripts.data.compose import PublishedFile, write_blend
+from scripts.data.compose import write_blend
+from scripts.data.published import PublishedFile
 from scripts.errors import UserError
 from scripts.model.processor import make_processor
 from scripts.recipe.blend import Blend

@@ -15,7 +15,7 @@ from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import Block, blocks_of
-from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
+from scripts.rows.jsonl import RowError, environment_named, key_of, row_or_error
 from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 
@@ -44,12 +44,13 @@ class Rules:
     allow: frozenset[str] = frozenset()
     form: str | None = None
 
-    def problem_of(self, row: dict[str, Any], environment: str | None) -> str | None:
+    def problem_of(self, row: dict[str, Any]) -> str | None:
         """Return the problem of a row; None for a good row."""
         if self.form not in (None, form := self.kind.form(row)):
             return f"$: is {form}, but the first row is {self.form}; a blend has one form"
         if not self.kind.is_rewarded:
             return self.kind.problem(row)
+        environment = environment_named(row)
         if environment is not None and self.environments and environment not in self.environments:
             return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
         missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
@@ -87,29 +88,24 @@ def _tidy(text: str) -> str:
     return shortened(" ".join(text.split()), LONGEST_PROBLEM)
 
 
-def check_block(block: Block, rules: Rules) -> Tally:
-    """Check the rows of a block; lines are counted from the block's start."""
+def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
+    """Check the rows of a block of a file; lines are counted from the block's start."""
     tally = Tally()
     for line in block.read().removesuffix(b"\n").split(b"\n"):
         tally.rows += 1
-        _check_row(line, row_or_error(line), rules, tally)
-    return tally
-
-
-def _check_row(line: bytes, row: dict[str, Any] | RowError, rules: Rules, tally: Tally) -> None:
-    if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
-        tally.refuse("-", None, str(row))
-        return
-    agent = row.get("agent_ref")
-    name = agent.get("name") if isinstance(agent, dict) else None
-    environment = name if isinstance(name, str) and rules.kind.is_rewarded else None
-    if problem := rules.problem_of(row, environment):
-        if (key := key_of(line)) in rules.allow:
-            tally.allowed[key] += 1
-        else:
-            tally.refuse(key, environment, problem)
-    if environment is not None:
-        tally.environments[environment] += 1
+        row = row_or_error(line)
+        if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
+            tally.refuse("-", None, str(row))
+            continue
+        environment = environment_named(row) if rules.kind.is_rewarded else None
+        if problem := rules.problem_of(row):
+            if (key := key_of(line)) in rules.allow:
+                tally.allowed[key] += 1
+            else:
+                tally.refuse(key, environment, problem)
+        if environment is not None:
+            tally.environments[environment] += 1
+    return block.path, tally
 
 
 def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
@@ -117,7 +113,7 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     rules = replace(rules, form=_first_form(files[0], rules.kind))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
-    for path, part in in_order(partial(_check_in_file, rules=rules), blocks, workers):
+    for path, part in in_order(partial(check_block, rules=rules), blocks, workers):
         tallies[path].add(part)
     if empty := [file for file, tally in tallies.items() if not tally.rows]:
         raise UserError(f"{empty[0]}: no rows; the blend is empty")
@@ -128,19 +124,11 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     return tallies
 
 
-def _check_in_file(block: Block, rules: Rules) -> tuple[Path, Tally]:
-    return block.path, check_block(block, rules)
-
-
 def _first_form(file: Path, kind: RowKind) -> str | None:
     """Return the form of the first readable row."""
     with file.open("rb") as lines:
-        for line in lines:
-            try:
-                return kind.form(decode_row(line.rstrip(b"\r\n")))
-            except RowError:
-                continue
-    return None
+        rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
+        return next((kind.form(row) for row in rows if isinstance(row, dict)), None)
 
 
 def _table(tallies: dict[Path, Tally]) -> str:

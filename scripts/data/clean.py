@@ -16,7 +16,6 @@ from scripts.rows.kinds import RowKind
 from scripts.rows.messages import text_of
 
 Row = dict[str, Any]
-FIRST = 5
 _encode = msgspec.json.Encoder(order="sorted").encode
 
 
@@ -56,8 +55,6 @@ class Cleaner:
         self.benchmarks = {name: Benchmark(*how) for name, how in benchmarks.items()}
         self.seen: set[int | None] = set()
         self.duplicates = 0
-        self.overlapping: dict[str, int] = dict.fromkeys(benchmarks, 0)
-        self.first: dict[str, list[str]] = {name: [] for name in benchmarks}
 
     def kept(self, lines: list[Line]) -> list[Line]:
         """Return the lines that stay, in order."""
@@ -74,25 +71,16 @@ class Cleaner:
     def _overlaps(self, mark: Mark, place: str) -> bool:
         """Whether a row's prompts overlap with a benchmark's; count the row."""
         prompts = [words_of(text) for text in mark.texts] if self.benchmarks else []
-        found = [name for name, each in self.benchmarks.items() if any(map(each.overlaps, prompts))]
-        for name in found:
-            self.overlapping[name] += 1
-            self.first[name] += [place] if len(self.first[name]) < FIRST else []
+        found = [each for each in self.benchmarks.values() if any(map(each.overlaps, prompts))]
+        for benchmark in found:
+            benchmark.count(place)
         return bool(found)
 
     def describe(self) -> dict[str, Any]:
         """Return the counts for records: duplicates, and rows by benchmark, the first rows by name."""
         described: dict[str, Any] = {"duplicates": self.duplicates} if self.by is not None else {}
         if self.benchmarks:
-            described["decontaminated"] = {
-                name: {
-                    "instances": len(benchmark.lengths),
-                    "too_short": benchmark.too_short,
-                    "rows": self.overlapping[name],
-                    "first": self.first[name],
-                }
-                for name, benchmark in self.benchmarks.items()
-            }
+            described["decontaminated"] = {name: each.describe() for name, each in self.benchmarks.items()}
         return described
 
 

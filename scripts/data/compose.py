@@ -21,7 +21,7 @@ import msgspec
 from scripts.data.check import Rules
 from scripts.data.clean import Cleaner, Line, Mark, mark_of
 from scripts.data.conversations import Misfit
-from scripts.data.published import Batch, batches_of, columns_of
+from scripts.data.published import Batch, PublishedFile
 from scripts.data.shapes import Mapper, mappings_of
 from scripts.errors import UserError
 from scripts.files import open_atomically
@@ -44,14 +44,6 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "not in": lambda value, given: value not in given,
 }
 encode = msgspec.json.Encoder().encode
-
-
-@dataclass(frozen=True)
-class PublishedFile:
-    """A fetched file with its name in messages and records."""
-
-    path: Path
-    shown: str
 
 
 @dataclass
@@ -111,9 +103,7 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
             if (key := (number, tuple(published))) not in mappers:
                 mappers[key] = Mapper(mappings[number], rules.kind.name, key[1], is_table)
             row = mappers[key].row_of(published)
-            agent = row.get("agent_ref")
-            name = agent.get("name") if isinstance(agent, dict) else None
-            if "_hf_placeholder" not in row and (problem := rules.problem_of(row, name)):
+            if "_hf_placeholder" not in row and (problem := rules.problem_of(row)):
                 raise Misfit(problem)
             line = encode(row) if is_table or row is not published else batch.content[index]
             result.lines.append((batch.place(index), line + b"\n", mark and mark(row)))
@@ -202,13 +192,13 @@ def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Ite
     """Yield the batches of files in turn; of Parquet, only the needed columns."""
     for file in paths:
         wanted = {column for rows in mappings for column, _, _ in rows.filter}
-        if (names := columns_of(file.path, file.shown)) is not None:
+        if (names := file.columns()) is not None:
             try:
                 for rows in mappings:
                     wanted.update(Mapper(rows, kind, names, is_table=True).needed)
             except Misfit as error:
                 raise UserError(f"{file.shown}: {error}") from None
-        yield from batches_of(file.path, file.shown, wanted)
+        yield from file.batches(wanted)
 
 
 def _chosen(part: Part, where: str, numbers: range, rng: random.Random, tally: Tally) -> range | list[int]:

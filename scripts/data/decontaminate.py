@@ -10,7 +10,9 @@ without case or punctuation, each ideograph or kana alone. A text shorter than a
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+FIRST = 5
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
@@ -20,10 +22,12 @@ def words_of(text: str) -> list[str]:
 
 
 class Benchmark:
-    """The n-grams of a benchmark's instances, lists of texts."""
+    """The n-grams of a benchmark's instances, lists of texts, and the rows found to overlap."""
 
     def __init__(self, instances: Iterable[list[str]], ngram: int = 8, overlap: float = 0.5) -> None:
-        self.ngram, self.overlap, self.too_short = ngram, overlap, 0
+        self.ngram, self.overlap = ngram, overlap
+        self.too_short = self.rows = 0
+        self.first: list[str] = []
         self.lengths: list[list[int]] = []
         self.places: dict[tuple[str, ...], list[tuple[int, int, int]]] = defaultdict(list)
         """The instance, text and word where each n-gram begins."""
@@ -48,3 +52,14 @@ class Benchmark:
         for (number, part), words in covered.items():
             shares[number] += len(words) / self.lengths[number][part]
         return any(share / len(self.lengths[number]) > self.overlap for number, share in shares.items())
+
+    def count(self, place: str) -> None:
+        """Count a row that overlaps."""
+        self.rows += 1
+        if len(self.first) < FIRST:
+            self.first.append(place)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the counts for records, and the first rows' places."""
+        counts = {"instances": len(self.lengths), "too_short": self.too_short, "rows": self.rows}
+        return counts | {"first": self.first}

@@ -11,7 +11,6 @@ from scripts.data.conversations import Misfit
 from scripts.data.data_files import CARD, files_named, files_of_split
 from scripts.data.fetcher import Fetcher, Wanted
 from scripts.data.placeholders import TABLES, ExternalTable
-from scripts.data.published import batches_of
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError
@@ -120,7 +119,7 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
     """Yield the texts of each instance of a benchmark."""
     for file in fetcher.bring([item for files in sets for item in files]):
-        for batch in batches_of(file.path, file.shown, benchmark.columns):
+        for batch in file.batches(benchmark.columns):
             batch.require(benchmark.columns)
             for index, row in enumerate(batch.rows):
                 if isinstance(row, RowError):
@@ -157,8 +156,8 @@ def tables_named(path: Path) -> set[ExternalTable]:
     for block in blocks_of(path):
         for line in block.read().split(b"\n"):
             row = row_or_error(line.rstrip(b"\r")) if PLACEHOLDER.encode() in line else None
-            if isinstance(row, dict) and PLACEHOLDER in row and isinstance(row.get("dataset"), str):
-                found |= {TABLES[name] for name in TABLES if name == row["dataset"]}
+            if isinstance(row, dict) and PLACEHOLDER in row and (table := TABLES.get(str(row.get("dataset")))):
+                found.add(table)
         if found == set(TABLES.values()):
             break
     return found

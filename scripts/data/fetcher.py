@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from huggingface_hub import constants
 
-from scripts.data.compose import PublishedFile
 from scripts.data.hub import Snapshot, download, near, open_snapshot
+from scripts.data.published import PublishedFile
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
 from scripts.files import explain_write_errors, link_or_copy
@@ -43,13 +43,7 @@ class Fetcher:
 
     def fetch(self, wanted: list[Wanted]) -> None:
         """Fetch all files, four at once; no file is downloaded if one is missing."""
-        folders = {}
-        for item in wanted:
-            if isinstance(item.source, FolderSource):
-                folders[item] = _find(item)
-            else:
-                _refuse_missing(self.snapshot(item.source), item.file)
-        self.map(lambda item: self._place(item, folders.get(item)), wanted)
+        self.map(self._place, [(item, self._find(item)) for item in wanted])
 
     def snapshot(self, source: HubSource) -> Snapshot:
         """Return the snapshot of a source."""
@@ -70,15 +64,28 @@ class Fetcher:
         """Return the record of a fetched source: its name and revision."""
         if isinstance(source, FolderSource):
             return {"source": str(Path(source.path)), "revision": "folder"}
-        return {"source": self.snapshots[source].repository, "revision": self.snapshots[source].commit}
+        return {"source": source.repository, "revision": self.snapshots[source].commit}
 
     def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
         """Return the results of the work on each item, in order, from a few threads; nothing begins after a failure."""
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(work, items))
 
-    def _place(self, item: Wanted, path: Path | None) -> None:
-        described = None
+    def _find(self, item: Wanted) -> Path | None:
+        """Return the path of a folder's file, None for the hub's; UserError for a missing file."""
+        if isinstance(item.source, HubSource):
+            _refuse_missing(self.snapshot(item.source), item.file)
+            return None
+        folder = _folder(item.source)
+        path = folder / item.file
+        if not path.is_file():
+            hint = near(item.file, sorted(files_below(folder)))
+            raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
+        with path.open("rb"):
+            return path
+
+    def _place(self, found: tuple[Wanted, Path | None]) -> None:
+        (item, path), described = found, None
         if path is None:
             path, described = download(self.snapshots[item.source], item.file)
         if item.target is None:
@@ -112,14 +119,3 @@ def _folder(source: FolderSource) -> Path:
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder, but named as the recipe's source; correct the path")
     return folder
-
-
-def _find(item: Wanted) -> Path:
-    """Return the path of a folder's file; UserError where it is missing."""
-    folder = _folder(item.source)
-    path = folder / item.file
-    if not path.is_file():
-        hint = near(item.file, sorted(files_below(folder)))
-        raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
-    with path.open("rb"):
-        return path

@@ -41,9 +41,6 @@ class Batch:
     first: int
     content: pa.RecordBatch | list[bytes]
 
-    def __len__(self) -> int:
-        return len(self.content)
-
     def place(self, index: int) -> str:
         """Return a row's place for messages."""
         before = ":" if isinstance(self.content, list) else ": row "
@@ -62,55 +59,61 @@ class Batch:
             raise UserError(f"{self.shown}: has no column {unknown}{nearest(unknown, names)}")
 
 
-def columns_of(path: Path, shown: str) -> list[str] | None:
-    """Return the columns of a table; None for JSON, with keys by row."""
-    kind, names = format_of(shown), None
-    with _readable(shown, kind):
-        if kind == ".parquet":
-            names = pq.read_schema(path).names
-        elif kind in (".csv", ".tsv"):
-            with pa.input_stream(path) as head:
-                names = _csv_reader(head, kind).schema.names
-    if twice := next((name for name in names or () if names.count(name) > 1), None):
-        raise UserError(f"{shown}: has two columns {twice}; rename one")
-    return names
+@dataclass(frozen=True)
+class PublishedFile:
+    """A fetched file; `shown`, its name in messages and records, tells the format."""
+
+    path: Path
+    shown: str
+
+    @property
+    def format(self) -> str:
+        """The format, one of FORMATS; UserError for another file."""
+        if (found := format_of(self.shown)) is None:
+            raise UserError(f"{self.shown}: the name must end in one of {', '.join(FORMATS)} to tell the format")
+        return found
+
+    def columns(self) -> list[str] | None:
+        """Return the columns of a table; None for JSON, with keys by row."""
+        names = None
+        with self._reading():
+            if self.format == ".parquet":
+                names = pq.read_schema(self.path).names
+            elif self.format in (".csv", ".tsv"):
+                with pa.input_stream(self.path) as head:
+                    names = _csv_reader(head, self.format).schema.names
+        if twice := next((name for name in names or () if names.count(name) > 1), None):
+            raise UserError(f"{self.shown}: has two columns {twice}; rename one")
+        return names
+
+    def batches(self, columns: Collection[str]) -> Iterator[Batch]:
+        """Yield the rows in order; of Parquet only existing `columns`, or all if none is named."""
+        reader, first = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(self.format, _lines), 1
+        with self._reading():
+            for content in reader(self, columns):
+                yield Batch(self.shown, first, content)
+                first += len(content)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """UserError for an unreadable file."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{self.shown}: cannot be read as {self.format[1:]}: {error}") from None
 
 
-def batches_of(path: Path, shown: str | None = None, columns: Collection[str] = ()) -> Iterator[Batch]:
-    """Yield the rows of a file in order; of Parquet only existing `columns`, or all if none is named.
-
-    `shown` is the file's name in messages, and decides the format. UserError for an unreadable file.
-    """
-    shown, first = shown or str(path), 1
-    kind = format_of(shown)
-    reader = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(kind, _lines)
-    with _readable(shown, kind):
-        for content in reader(path, shown, columns):
-            yield Batch(shown, first, content)
-            first += len(content)
-
-
-@contextmanager
-def _readable(shown: str, kind: str | None) -> Iterator[None]:
-    if kind is None:
-        raise UserError(f"{shown}: the name must end in one of {', '.join(FORMATS)} to tell the format")
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{shown}: cannot be read as {kind[1:]}: {error}") from None
-
-
-def _parquet(path: Path, _shown: str, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(path, pre_buffer=False, buffer_size=BYTES) as file:
+def _parquet(published: PublishedFile, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(published.path, pre_buffer=False, buffer_size=BYTES) as file:
         names = [name for name in file.schema_arrow.names if name in columns] or None
         for batch in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
             rows = max(1, len(batch) * BATCH_BYTES // max(1, batch.nbytes))
             yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
 
 
-def _csv(path: Path, shown: str, _columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-    with pa.input_stream(path) as file:
-        for batch in _csv_reader(file, format_of(shown), columns_of(path, shown)):
+def _csv(published: PublishedFile, _columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    with pa.input_stream(published.path) as file:
+        for batch in _csv_reader(file, published.format, published.columns()):
             yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
 
 
@@ -124,10 +127,11 @@ def _csv_reader(file: pa.NativeFile, kind: str, names: Collection[str] = ()) -> 
     )
 
 
-def _lines(path: Path, shown: str, _columns: Collection[str]) -> Iterator[list[bytes]]:
-    with pa.input_stream(path) as file:
+def _lines(published: PublishedFile, _columns: Collection[str]) -> Iterator[list[bytes]]:
+    shown = published.shown
+    with pa.input_stream(published.path) as file:
         rest = file.read(BYTES).removeprefix(codecs.BOM_UTF8)
-        if format_of(shown) == ".json" and rest.lstrip().startswith(b"["):
+        if published.format == ".json" and rest.lstrip().startswith(b"["):
             yield from _list(rest + file.read(), shown)
             return
         while chunk := file.read(BYTES):

@@ -91,6 +91,4 @@ def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
 
 def _content_of_first(prompts: pa.ListArray) -> pa.Array:
     """``prompt[0].content`` of each row; null where the prompt is null or empty."""
-    is_asked = pc.list_value_length(prompts).cast(pa.bool_())
-    first = pc.if_else(is_asked, prompts.offsets[:-1], pa.nulls(len(prompts), prompts.offsets.type))
-    return pc.struct_field(prompts.values, "content").take(first)
+    return pc.struct_field(pc.list_slice(prompts, 0, 1, return_fixed_size_list=True).values, "content")

@@ -72,10 +72,15 @@ def key_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()[:12]
 
 
-def environment_of(row: dict[str, Any], path: Path, number: int) -> str:
-    """Return the row's environment (``agent_ref.name``)."""
+def environment_named(row: dict[str, Any]) -> str | None:
+    """Return the row's environment (``agent_ref.name``), or None."""
     agent = row.get("agent_ref")
     name = agent.get("name") if isinstance(agent, dict) else None
-    if not isinstance(name, str) or not name:
+    return name if isinstance(name, str) else None
+
+
+def environment_of(row: dict[str, Any], path: Path, number: int) -> str:
+    """Return the row's environment; UserError with file and line if the row names none."""
+    if not (name := environment_named(row)):
         raise UserError(f"{path}:{number}: no agent_ref.name; every row must name an environment for rewards")
     return name

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from scripts.data.compose import PublishedFile, write_blend
+from scripts.data.compose import write_blend
 from scripts.data.download import fetch_source
+from scripts.data.published import PublishedFile
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
