@@ -7,11 +7,14 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+from scripts.errors import UserError
 
 # The trainings of two test processes share the cores: a thread that waits for another's is to leave its core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -49,6 +52,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Those that mostly wait for Slurm come before those that compute meanwhile.
     """
     items.sort(key=lambda item: ("tests/unit/" in item.nodeid, "tests/slurm/" not in item.nodeid))
+
+
+def refusal(action: Callable, *arguments: Any, **options: Any) -> str:
+    """The words of the mistake that a call must end with."""
+    with pytest.raises(UserError) as error:
+        action(*arguments, **options)
+    return str(error.value)
 
 
 class Workflow:
@@ -169,3 +179,33 @@ def write_rows(tmp_path):
         return path
 
     return write
+
+
+@pytest.fixture
+def edited(tmp_path):
+    """Load a shipped recipe with pieces of its text replaced."""
+    from scripts.recipe.load import load_recipe
+
+    def load(name: str, *pairs: tuple[str, str], **options: Any) -> Any:
+        path, text = tmp_path / f"{name}.yaml", (ROOT / f"config/recipes/{name}.yaml").read_text()
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new, 1)
+        path.write_text(text)
+        return load_recipe(path, **options)
+
+    return load
+
+
+@pytest.fixture
+def refused(edited, tmp_path):
+    """The message for such a recipe, without its folder; `{line}` stands for the first edit's line."""
+    from scripts.errors import UserError
+
+    def load(name: str, *pairs: tuple[str, str]) -> str:
+        with pytest.raises(UserError) as error:
+            edited(name, *pairs)
+        line = (ROOT / f"config/recipes/{name}.yaml").read_text().partition(pairs[0][0])[0].count("\n") + 1
+        return str(error.value).replace(f"{tmp_path}/", "").replace(f"{name}.yaml:{line}:", f"{name}.yaml:{{line}}:")
+
+    return load

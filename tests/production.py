@@ -1,7 +1,9 @@
-"""What a recipe says of its NeMo-RL stages."""
+"""The recipes that NeMo-RL trains, what they say of its stages, and the checkouts of its releases where they are."""
 
-from pathlib import Path
+import os
 from typing import Any
+
+import pytest
 
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release
@@ -9,10 +11,23 @@ from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.yaml_file import leaves, read_yaml
+from tests.conftest import ROOT
+
+PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
+CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL", "")
+needs_checkouts = pytest.mark.skipif(
+    not CHECKOUTS, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"
+)
 
 
-def whole_recipe(path: Path) -> Recipe:
-    """Read a recipe from the first stage on, whatever `start` says."""
+def recipe_of(name: str) -> Recipe:
+    """Read a shipped recipe."""
+    return load_recipe(ROOT / f"config/recipes/{name}.yaml")
+
+
+def whole_recipe(name: str) -> Recipe:
+    """Read a shipped recipe from the first stage on, whatever `start` says."""
+    path = ROOT / f"config/recipes/{name}.yaml"
     return load_recipe(path, start=next(iter(read_yaml(path).data["stages"])))
 
 

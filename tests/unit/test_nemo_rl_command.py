@@ -1,6 +1,5 @@
 """The driver's command: what NeMo-RL is told, and that every value comes through Hydra and two shells as it was."""
 
-import os
 import re
 import shlex
 import subprocess
@@ -28,9 +27,9 @@ from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.stage_settings import Checkpointing
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, needs_checkouts, recipe_of
 
-CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-RECIPE = load_recipe(ROOT / "config/recipes/super3.yaml")
+RECIPE = recipe_of("super3")
 SITE = load_site(ROOT / "config/sites/h100.yaml", RECIPE)
 WORDS = ("true", "null", "1e5", "007", "1_000", "a=b", "${x}", "\\${x}", "'", "\\'", "\\\\", "", "nan", "-", "$(id)")
 ODD = st.text(alphabet="ab'\"\\${}[]=,:; \t#~+@/.-_0e1é%!*()&|<>`?\n", max_size=12) | st.sampled_from(WORDS)
@@ -198,19 +197,18 @@ def test_the_configs_seed_is_kept_unless_recipe_stage_or_command_line_say_one():
 
 
 def test_nano_gets_none_of_supers_variables_and_every_release_what_several_nodes_need():
-    nano, super3 = (load_recipe(ROOT / f"config/recipes/{name}.yaml") for name in ("nano3", "super3"))
-    told = any_launch("rlvr", nano, ROOT).runtime.environment
+    told = any_launch("rlvr", recipe_of("nano3"), ROOT).runtime.environment
     assert told == {
         "NRL_MEGATRON_CHECKPOINT_DIR": "/cache/megatron_ckpt_cache",
         "HF_MODULES_CACHE": "/cache/hf_modules/rlvr",
         "NRL_IGNORE_VERSION_MISMATCH": "1",
     }
-    assert len(any_launch("rlvr1", super3, ROOT).runtime.environment) == len(told) + 14
+    assert len(any_launch("rlvr1", RECIPE, ROOT).runtime.environment) == len(told) + 14
 
 
 @pytest.mark.parametrize(("name", "stages"), [("omni3", ["mpo", "text", "vision"]), ("steps-dpo", ["dpo"])])
 def test_what_triton_and_vllm_compile_stays_on_the_node_where_the_launcher_has_it_there(name, stages):
-    recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
+    recipe = recipe_of(name)
     for stage in stages:
         told = any_launch(stage, recipe, ROOT).runtime.environment
         assert not {"TRITON_CACHE_DIR", "VLLM_CACHE_ROOT", "TMPDIR"} & told.keys()
@@ -221,7 +219,7 @@ EXPORTED = re.compile(r'^export ([A-Z][A-Z0-9_]*)="\$\{\w+:-(.*)\}"$', re.MULTIL
 OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_MISMATCH"}  # docs/nemo_rl.md says why
 
 
-@pytest.mark.skipif(CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release")
+@needs_checkouts
 @pytest.mark.parametrize(
     ("name", "stage", "launcher", "pattern", "besides", "without"),
     [
@@ -237,7 +235,7 @@ OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_M
     ],
 )
 def test_a_launchers_variables_are_ours_but_for_those_with_a_reason(name, stage, launcher, pattern, besides, without):
-    recipe = load_recipe(ROOT / f"config/recipes/{name}.yaml")
+    recipe = recipe_of(name)
     text = Path(CHECKOUTS, recipe.release, launcher).read_text()
     theirs = {key: value for key, value in pattern.findall(text) if key not in {"GPUS_PER_NODE", "MOUNTS"}}
     ours = any_launch(stage, recipe, ROOT).runtime.environment

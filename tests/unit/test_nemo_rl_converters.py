@@ -22,20 +22,20 @@ from scripts.backends.nemo_rl.export import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
-from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.load import load_site
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
 from tests.stages import checkpoint_record
-from tests.unit.test_upstream import CHECKOUTS, PRODUCTION
 
 PYTHON = os.environ.get("STAGECOACH_NEMO_RL_PYTHON")
 STAGES = [
     (recipe, stage)
     for recipe in PRODUCTION
     if not recipe.startswith("lora")  # adapters have a converter of their own
-    for stage in load_recipe(ROOT / f"config/recipes/{recipe}.yaml").stage_order()
+    for stage in recipe_of(recipe).stage_order()
 ]
-pytestmark = pytest.mark.skipif(not CHECKOUTS, reason="STAGECOACH_NEMO_RL: no folder with checkouts of NeMo-RL")
+pytestmark = needs_checkouts
 
 
 def parser_of(script: Path):
@@ -52,7 +52,7 @@ def parser_of(script: Path):
 
 @pytest.mark.parametrize(("recipe_name", "stage"), STAGES)
 def test_what_would_convert_a_stage_is_understood_by_the_releases_own_parser(recipe_name, stage, tmp_path, monkeypatch):
-    recipe = load_recipe(ROOT / f"config/recipes/{recipe_name}.yaml")
+    recipe = recipe_of(recipe_name)
     settings, checkout = recipe.stages[stage], Path(CHECKOUTS, recipe.release)
     policy = load_upstream(checkout / settings.config)["policy"]
     megatron = policy.get("megatron_cfg", {}) | settings.policy.get("megatron_cfg", {})
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
         subprocess.run(command, cwd=directory, env=environment | own, check=True)
 
     monkeypatch.setattr(nemo_rl_runtime, "run_in_container", here)
-    recipe = load_recipe(ROOT / "config/recipes/super3.yaml")
+    recipe = recipe_of("super3")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     nemo_rl = site.nemo_rl.model_copy(update={"checkouts": {"v0.7.0": str(checkout)}, "cache": str(tmp_path / "cache")})

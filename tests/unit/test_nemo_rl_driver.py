@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import shlex
 import shutil
@@ -24,16 +23,11 @@ from scripts.backends.nemo_rl.command import (
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.recipe.load import load_recipe
 from scripts.slurm.containers import container_environment
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
 
-CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-RECIPES = {
-    path.stem: recipe
-    for path in sorted((ROOT / "config/recipes").glob("*.yaml"))
-    if (recipe := load_recipe(path)).release is not None
-}
+RECIPES = {name: recipe_of(name) for name in PRODUCTION}
 STAGES = [(name, stage) for name, recipe in RECIPES.items() for stage in recipe.stages]
 MODEL = "/models/it's $a model"
 DRIVER = """
@@ -95,14 +89,9 @@ def container(tmp_path_factory, request):
             (programs / "python").symlink_to(sys.executable)
         else:
             (programs / "uv").symlink_to(uv_of(release.versions["uv"], request.config.cache))
-            (checkout / "pyproject.toml").write_text(
-                '[project]\nname = "made"\nversion = "1"\nrequires-python = ">=3.11"\n'
-            )
-            environment |= {
-                "UV_OFFLINE": "1",
-                "UV_PYTHON": sys.executable,
-                "UV_PROJECT_ENVIRONMENT": str(root / "venv"),
-            }
+            project = '[project]\nname = "made"\nversion = "1"\nrequires-python = ">=3.11"\n'
+            (checkout / "pyproject.toml").write_text(project)
+            environment |= {"UV_OFFLINE": "1", "UV_PYTHON": sys.executable, "UV_PROJECT_ENVIRONMENT": f"{root}/venv"}
             subprocess.run(["uv", "sync"], cwd=checkout, env=environment, check=True, capture_output=True)
         made[name] = checkout, environment
         return made[name]
@@ -241,11 +230,10 @@ def node(tmp_path) -> Node:
 
 @pytest.mark.parametrize("stage", RECIPES["super3-b200"].stages)
 def test_every_stage_of_super_v3_sets_its_nodes_up_and_no_other_releases(tmp_path, stage):
-    assert (
-        "apptainer"
-        in cluster_environment(any_launch(stage, RECIPES["super3-b200"], tmp_path), tmp_path)["SETUP_COMMAND"]
+    ours, others = (
+        cluster_environment(any_launch(stage, RECIPES[name], tmp_path), tmp_path) for name in ("super3-b200", "super3")
     )
-    assert "SETUP_COMMAND" not in cluster_environment(any_launch(stage, RECIPES["super3"], tmp_path), tmp_path)
+    assert "apptainer" in ours["SETUP_COMMAND"] and "SETUP_COMMAND" not in others
 
 
 def test_apptainer_is_installed_after_an_update_and_tried_again_where_the_network_fails(node):
@@ -304,7 +292,7 @@ def test_a_node_that_cannot_be_set_up_ends_its_step_and_says_why(node, tmp_path,
     assert_that_a_failed_setup_ends_the_step(node, step)
 
 
-@pytest.mark.skipif(CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release")
+@needs_checkouts
 @pytest.mark.parametrize("side", ["head", "worker"])
 def test_a_node_that_cannot_be_set_up_ends_the_real_ray_subs_step(node, tmp_path, side):
     ports = ["PORT", "RAY_CLIENT_SERVER_PORT", "DASHBOARD_PORT", "MIN_WORKER_PORT", "MAX_WORKER_PORT"]

@@ -7,42 +7,10 @@ import pytest
 
 from scripts.backends.nemo_rl.outcome import SHOWN, SIGNS, cause_of, data_ended
 from scripts.backends.nemo_rl.releases import load_releases
-from tests.cases import cases
+from tests.cases import cases, tables_of
+from tests.production import CHECKOUTS, needs_checkouts
 
-CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
-DRIVER = {
-    "deadline": ("Timeout has been reached, stopping training early", "unfinished", "its deadline came"),
-    "disk": ("OSError: [Errno 28] No space left on device", "failed", "the disk is full"),
-    "rows": (
-        "RuntimeError: Trajectory collector stopped: dataloader exhausted at training_step=9. Collector status: "
-        "{'running': False, 'data_exhausted': True, 'errored': False, 'error': None, 'inflight_workers': 0}.",
-        "exhausted",
-        "the data ended before max_num_steps",
-    ),
-    "refit": ("Policy generation refit failed, stopping", "failed", "the generator did not take the policy's weights"),
-    "memory": ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "failed", "a GPU ran out"),
-    "gated": ("huggingface_hub.errors.GatedRepoError: 401", "failed", "the hub refused a model; is HF_TOKEN set?"),
-    "override": ("hydra.errors.OverridesError: Could not override 'grpo.x'", "failed", "its config refused"),
-    "assertion": ("AssertionError: batch sizes do not add up", "failed", "one of its own checks failed"),
-    "nccl": ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)", "lost", "NCCL failed between nodes"),
-    "creation": (
-        "ray.exceptions.ActorDiedError: The actor died because of an error raised in its creation task",
-        "failed",
-        "an actor failed when it was made",
-    ),
-    "actor": ("ray.exceptions.ActorDiedError: the worker's node was lost", "lost", "Ray lost a node or actor"),
-    "loop": ("Error in async loop: a rollout failed", "failed", "an exception ended its asynchronous loop"),
-    "traceback": ("Traceback (most recent call last):", "failed", "an exception ended it"),
-}
-CLUSTER = {
-    "workers": ("Timed out waiting for all workers: 24 of 32 units", "lost", "not every node joined Ray"),
-    "sandbox": ("Timed out waiting for sandbox on 1 of 4 nodes", "lost", "the sandbox did not come up"),
-    "step": ("Background srun 'ray-workers' (pid 71) died early", "lost", "a job step ended before the driver"),
-    "image": ("slurmstepd: error: pyxis: couldn't start container", "failed", "a container did not start"),
-    "gres": ("GRES detected is 4, but GPUS_PER_NODE is 8", "failed", "ray.sub refused its environment"),
-    "node": ("srun: error: Node failure on node7", "lost", "a node failed"),
-}
 
 
 @pytest.fixture
@@ -70,28 +38,27 @@ def test_the_script_that_ray_sub_prints_as_it_runs_is_no_message_of_its(logs):
     assert logs(STEP, [*trace, "[ERROR] Timed out waiting for all workers to connect (8/16)"]).kind == "lost"
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason="STAGECOACH_NEMO_RL: no folder with checkouts of NeMo-RL")
+@needs_checkouts
 @pytest.mark.parametrize("release", load_releases())
 def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, release):
     assert logs(STEP, Path(CHECKOUTS, release, "ray.sub").read_text().splitlines()) is None
 
 
 def test_every_sign_is_tried_here():
-    assert (len(DRIVER), len(CLUSTER)) == (len(SIGNS["driver"]), len(SIGNS["cluster"]))
+    tables = tables_of("nemo_rl_outcome")
+    assert all(len(tables[log]) == len(SIGNS[log]) for log in ("driver", "cluster"))
 
 
-@pytest.mark.parametrize("name", DRIVER)
-def test_each_sign_in_the_drivers_log_is_read(logs, name):
-    line, kind, what = DRIVER[name]
+@cases("nemo_rl_outcome.driver", "line", "kind", "what")
+def test_each_sign_in_the_drivers_log_is_read(logs, line, kind, what):
     cause = logs([*STEP, line, "the end"], ["all nodes joined"])
     assert (cause.kind, cause.log.name) == (kind, "ray-driver.log")
     assert cause.what.startswith(what)
     assert line in cause.lines and len(cause.lines) <= SHOWN
 
 
-@pytest.mark.parametrize("name", CLUSTER)
-def test_each_sign_in_the_clusters_log_is_read(logs, name):
-    line, kind, what = CLUSTER[name]
+@cases("nemo_rl_outcome.cluster", "line", "kind", "what")
+def test_each_sign_in_the_clusters_log_is_read(logs, line, kind, what):
     cause = logs(None, ["starting", line])
     assert (cause.kind, cause.log.name, cause.lines) == (kind, "ray-sub.log", ("starting", line))
     assert cause.what.startswith(what)
@@ -107,9 +74,9 @@ def test_the_drivers_own_word_counts_more_than_the_clusters(logs):
 
 def test_a_reason_counts_more_than_the_traceback_that_carries_it(logs):
     traceback = ["Traceback (most recent call last):", '  File "grpo.py", line 7, in train']
-    cause = logs([*STEP, *traceback, DRIVER["rows"][0]], [])
-    assert cause.what.startswith("the data ended")
-    failed = DRIVER["rows"][0].replace("'errored': False", "'errored': True")
+    ended = tables_of("nemo_rl_outcome")["driver"]["rows"]["line"]
+    assert logs([*STEP, *traceback, ended], []).what.startswith("the data ended")
+    failed = ended.replace("'errored': False", "'errored': True")
     assert logs([*STEP, *traceback, failed], []).kind == "failed", "its collector failed, which the same words say"
 
 
@@ -126,11 +93,8 @@ def test_a_step_of_the_cluster_that_ended_first_is_named(logs, tmp_path):
     assert logs(STEP, ["running"]) is None
     (tmp_path / "ENDED").touch()
     cause = logs(STEP, ["running"])
-    assert (cause.kind, cause.log.name, cause.lines) == (
-        "lost",
-        "ray-worker-001.log",
-        ("ray-worker-001.log: ray stopped",),
-    )
+    name = "ray-worker-001.log"
+    assert (cause.kind, cause.log.name, cause.lines) == ("lost", name, (f"{name}: ray stopped",))
 
 
 def test_where_no_step_of_the_cluster_wrote_anything_its_own_log_is_shown(logs, tmp_path):

@@ -7,12 +7,10 @@ import pytest
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
-from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
-from tests.production import stages_of, stated, whole_recipe
+from tests.production import PRODUCTION, stages_of, stated, whole_recipe
 
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
-RECIPES = sorted(path for path in (ROOT / "config/recipes").glob("*.yaml") if load_recipe(path).release)
 KEYS = {
     "prompts a step": ["grpo.num_prompts_per_step"],
     "generations a prompt": ["grpo.num_generations_per_prompt"],
@@ -57,14 +55,14 @@ def number(value: float | None) -> str:
     return f"{float(digits):g}e{int(exponent)}"
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipes_figures_are_the_documents(path):
-    recipe = whole_recipe(path)
-    section = DOCUMENT.partition(f"\n## {path.stem}\n")[2].partition("\n## ")[0]
+@pytest.mark.parametrize("name", PRODUCTION)
+def test_a_recipes_figures_are_the_documents(name):
+    recipe = whole_recipe(name)
+    section = DOCUMENT.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
     head, *rows = rows
-    for name, stage in stages_of(recipe).items():
-        column = next(place for place, names in enumerate(head) if name in names.split(", "))
+    for stage_name, stage in stages_of(recipe).items():
+        column = next(place for place, names in enumerate(head) if stage_name in names.split(", "))
         shown = {row[0]: re.split(r",| [(✓]", row[column])[0].strip("`") for row in rows}
         ours = figures_of(stage, recipe.release)
         assert {label: shown[label] for label in ours} == ours

@@ -10,22 +10,6 @@ from tests.conftest import ROOT
 TINY = ROOT / "config/recipes/tiny.yaml"
 
 
-@pytest.fixture
-def edited(tmp_path):
-    """A shipped recipe with pieces of its text replaced."""
-
-    def load(*pairs: tuple[str, str], start: str | None = None):
-        text = TINY.read_text()
-        for old, new in pairs:
-            assert old in text
-            text = text.replace(old, new, 1)
-        path = tmp_path / "tiny.yaml"
-        path.write_text(text)
-        return load_recipe(path, start=start)
-
-    return load
-
-
 def test_the_stage_starts_from_the_model_and_those_that_it_descends_from_are_left_out():
     whole, rest = load_recipe(TINY), load_recipe(TINY, start="rlhf")
     order = whole.stage_order()
@@ -44,7 +28,7 @@ def test_another_branch_stays_unless_it_descends_from_what_is_left_out(edited):
     stage = "  swe2: {algorithm: grpo, "
     branch = "  other: {{algorithm: grpo, {parent}blend: swe1}}\n"
     for parent, stays in (("parent: sft, ", False), ("", True)):
-        recipe = edited((stage, branch.format(parent=parent) + stage), start="rlvr2")
+        recipe = edited("tiny", (stage, branch.format(parent=parent) + stage), start="rlvr2")
         assert ("other" in recipe.stages) == stays and "rlhf" in recipe.stages
 
 
@@ -61,14 +45,14 @@ def test_an_unknown_stage_gets_the_nearest_name_and_the_line(edited):
     with pytest.raises(UserError, match=r"tiny\.yaml: start: no stage is named rlvr4; did you mean rlvr\d\?"):
         load_recipe(TINY, start="rlvr4")
     with pytest.raises(UserError, match=r"tiny\.yaml:1: start: no stage is named stf; did you mean sft\?"):
-        edited(("# yaml-language-server", "start: stf\n# yaml-language-server"))
+        edited("tiny", ("# yaml-language-server", "start: stf\n# yaml-language-server"))
 
 
 def test_what_the_start_could_not_train_from_the_model_is_refused(edited):
     lora = ("parent: sft, blend: rlvr1}", "parent: sft, blend: rlvr1, policy: {lora: {}}}")
-    assert edited(lora).stages["rlvr1"].policy.lora
+    assert edited("tiny", lora).stages["rlvr1"].policy.lora
     with pytest.raises(UserError, match=r"stages\.rlvr1: policy\.lora is laid over a model that was trained"):
-        edited(lora, start="rlvr1")
+        edited("tiny", lora, start="rlvr1")
 
 
 def test_a_site_may_speak_of_stages_that_are_left_out_but_of_no_unknown_ones(tmp_path):

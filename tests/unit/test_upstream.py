@@ -1,6 +1,5 @@
 """A recipe's keys are held against the release that it names: a made-up checkout here, real ones where they are."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,8 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from tests.cases import cases
-from tests.conftest import ROOT
-from tests.production import stages_of, stated, whole_recipe
+from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, stages_of, stated, whole_recipe
 
-CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
-PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
 CONFIG = "examples/nemo_gym/stage.yaml"
 AT = "config/recipes/made.yaml: stages.rlvr"
 
@@ -133,15 +129,10 @@ def test_a_config_that_is_no_yaml_says_where(checkout, recipe):
         unknown_keys(recipe(), checkout, "rlvr")
 
 
-real_checkouts = pytest.mark.skipif(
-    CHECKOUTS is None, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"
-)
-
-
-@real_checkouts
+@needs_checkouts
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_every_shipped_recipe_fits_its_release(name):
-    recipe = whole_recipe(ROOT / "config/recipes" / f"{name}.yaml")
+    recipe = whole_recipe(name)
     checkout = Path(CHECKOUTS) / recipe.release
     assert not any(unknown_keys(recipe, checkout, stage) for stage in stages_of(recipe))
     if name.startswith("super3"):
