@@ -11,6 +11,7 @@ from scripts.errors import UserError
 from scripts.model.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows import blocks
+from tests.cases import cases
 from tests.pretrained import tokenizer
 
 SCRATCH = RandomModel(
@@ -27,9 +28,6 @@ def by_words(tmp_path):
     return str(tmp_path / "tokenizer.json")
 
 
-USER = {"role": "user", "content": "a b"}
-
-
 def counted(split, kind: str, tokenizer: str, **options) -> list[int]:
     """The tokens of every row: none is short enough."""
     return [tokens for _, tokens in token_lengths(split, kind, tokenizer, 0, **options).too_long]
@@ -39,41 +37,11 @@ def prompt(words: int, **params) -> dict:
     return {"responses_create_params": {"input": [{"role": "user", "content": "word " * words}], **params}}
 
 
-@pytest.mark.parametrize(
-    ("row", "tokens"),
-    [
-        (prompt(3), 3),
-        ({"responses_create_params": {"input": "two words"}}, 2),
-        (prompt(3, tools=[{"name": "a b"}]), 5),
-        (
-            {
-                "messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}],
-                "tools": [{"name": "a b"}],
-            },
-            5,
-        ),
-        (
-            {
-                "chosen": [USER, {"role": "assistant", "content": "c"}],
-                "rejected": [USER, {"role": "assistant", "content": "d e"}],
-            },
-            4,
-        ),
-        ({"responses_create_params": {"input": [{"role": "user", "content": [{"type": "text", "text": "a b"}]}]}}, 2),
-        ({"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]}, 3),
-        ({"prompt": "a", "chosen": "b c", "rejected": "d e f"}, 4),
-        (
-            {
-                "context": [{"role": "user", "content": "a"}],
-                "completions": [
-                    {"rank": rank, "completion": [{"role": "assistant", "content": text}]}
-                    for rank, text in enumerate(("b", "c d"))
-                ],
-            },
-            3,
-        ),
-    ],
-)
+def talk(asked: str, answered: str) -> dict:
+    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
+
+
+@cases("lengths.rows", "row", "tokens")
 def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write_rows):
     kind = "prompts" if "responses_create_params" in row else "demonstrations" if "messages" in row else "preferences"
     assert counted(write_rows("split.jsonl", [row]), kind, by_words) == [tokens]
@@ -101,20 +69,10 @@ SAID = "{% for message in messages %}{% generation %}| {{ message['content'] }} 
 
 
 def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, tmp_path, write_rows):
-    settings = {
-        "chat_template": "{{ bos_token }} S " + SAID + "{% if add_generation_prompt %}>{% endif %}",
-        "bos_token": "B",
-    }
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    rows = [
-        {
-            "messages": [
-                {"role": role, "content": "w " * words}
-                for role, words in zip(("user", "assistant"), sizes, strict=True)
-            ]
-        }
-        for sizes in ((1, 3), (1, 4), (5, 5), (4, 1))
-    ]
+    template = "{{ bos_token }} S " + SAID + "{% if add_generation_prompt %}>{% endif %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "bos_token": "B"}))
+    sizes = ((1, 3), (1, 4), (5, 5), (4, 1))
+    rows = [talk("w " * asked, "w " * answered) for asked, answered in sizes]
     split = write_rows("split.jsonl", rows)
     found = token_lengths(split, "demonstrations", by_words, 10)
     assert found.too_long == [(2, 11), (3, 16), (4, 11)] and found.answers_cut == 1
@@ -136,7 +94,7 @@ def test_what_the_template_adds_and_answers_that_are_cut_are_counted(by_words, t
 )
 def test_tools_count_as_the_template_shows_them(by_words, chat_template, tokens):
     counter = TokenCounter(by_words, chat_template)
-    assert counter.count([USER], [{"name": "a b", "c": "d"}]) == tokens
+    assert counter.count([{"role": "user", "content": "a b"}], [{"name": "a b", "c": "d"}]) == tokens
 
 
 @pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
@@ -158,8 +116,8 @@ def test_rows_whose_texts_hold_special_tokens_are_told(by_words, write_rows):
     tokenizer.add_tokens(["<think>"])
     tokenizer.save(by_words)
     texts = ["<|im_end|>", "<think> <|im_", "a</s>", "<s>"]
-    rows = [{"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "a"}]} for text in texts]
-    assert token_lengths(write_rows("split.jsonl", rows), "demonstrations", by_words, 10).special == [1, 3]
+    split = write_rows("split.jsonl", [talk(text, "a") for text in texts])
+    assert token_lengths(split, "demonstrations", by_words, 10).special == [1, 3]
 
 
 def test_the_tokenizer_is_taken_from_a_folder_or_the_hubs_cache(by_words, tmp_path, monkeypatch):

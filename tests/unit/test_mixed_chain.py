@@ -18,42 +18,10 @@ from scripts.rows.chat_format import write_template
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 from scripts.train.preflight import changes_of_format, check_handover
+from tests.cases import tables_of
 from tests.conftest import ROOT
 
-TRL = {"max_total_sequence_length": 64, "train_global_batch_size": 4, "optimizer": {"lr": 1e-3}}
-RECIPE = {
-    "name": "mixed",
-    "release": "v0.7.0",
-    "source": {"kind": "folder", "path": "/data"},
-    "model": {
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-        "num_key_value_heads": 1,
-    },
-    "blends": {
-        "sft": {"kind": "demonstrations"},
-        "prompts": {"environments": ["math_with_judge_simple_agent"]},
-        "pairs": {"kind": "preferences"},
-    },
-    "evaluation": {"max_new_tokens": 8},
-    "stages": {
-        "sft": {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}, "policy": TRL},
-        "rl": {
-            "backend": "nemo_rl",
-            "algorithm": "grpo",
-            "reward": "verifier",
-            "parent": "sft",
-            "blend": "prompts",
-            "config": "grpo.yaml",
-            "cluster": {"num_nodes": 1},
-            "grpo": {"num_prompts_per_step": 4, "num_generations_per_prompt": 4},
-            "policy": {"train_global_batch_size": 16, "max_total_sequence_length": 64},
-        },
-        "dpo": {"algorithm": "dpo", "parent": "rl", "blend": "pairs", "dpo": {"max_num_steps": 2}, "policy": TRL},
-    },
-}
+RECIPE = tables_of("mixed_chain")["recipe"]
 SHAPES = {"model.embed_tokens.weight": (16, 8), "model.layers.0.weight": (8, 8), "lm_head.weight": (16, 8)}
 
 
