@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.source import Files, Part, Reasoning, Rows, Share
@@ -60,9 +60,8 @@ class Blend(Rows):
     """Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."""
     holdout: PositiveInt | Fraction = 100
     """The last N rows, or this share of all rows, become the validation split."""
-    test: int = Field(
-        0, ge=0, description="The N rows before the validation split become a test split, for no training."
-    )
+    test: NonNegativeInt = 0
+    """The N rows before the validation split become a test split, for no training."""
     allow: list[RowKey] = Field([])
     """Bad rows to let pass, by the key that scripts.data.check prints."""
     missing_images: Share = 0.0

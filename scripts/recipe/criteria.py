@@ -53,11 +53,8 @@ class Criterion(Strict):
     metric: Literal[*HELD_OUT, *BENCHMARKS, *STEP_METRICS]
     environment: Text | None = None
     """Of held_out_change: the environment; none: the mean, with equal weights of environments."""
-    benchmark: Text | None = Field(
-        None,
-        exclude_if=lambda name: name is None,
-        description="Of benchmark_score and benchmark_change: a task or benchmark of the evaluation.",
-    )
+    benchmark: Text | None = Field(None, exclude_if=lambda name: name is None)
+    """Of benchmark_score and benchmark_change: a task or benchmark of the evaluation."""
     against: Literal["parent", "first"] = "parent"
     """Of changes of scores: since the stage's parent, or since the chain's first scored stage."""
     min: float | None = None

@@ -1,9 +1,9 @@
 """Settings of held-out scores and of lm-eval's tasks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
@@ -44,7 +44,7 @@ def files_of_task(task: Task) -> list[str]:
 class Evaluation(Sampling):
     """Held-out scores, a response to each validation row of all blends of prompts; and scores of tasks."""
 
-    gone: ClassVar[dict[str, str]] = JUDGES_GONE | {
+    gone = JUDGES_GONE | {
         "fewshot_as_multiturn": "leave it out; examples are turns of the conversation under any chat template",
         "held_out": "leave it out; say `max_new_tokens` and `stages`, or `tasks`, which score any backend's exports",
         "nodes": "leave it out; exports are scored on one node",
@@ -58,7 +58,7 @@ class Evaluation(Sampling):
     """Of tasks: most tokens of prompt and response; none: the model's limit."""
     chat_template_kwargs: TemplateVariables = Field({})
     """Variables of the chat template, such as enable_thinking."""
-    temperature: float = Field(0.0, ge=0, description="0: greedy.")
+    temperature: NonNegativeFloat = Field(0.0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = None
     """None, beside tasks: no held-out scores are taken."""
     blends: list[Name] | None = None

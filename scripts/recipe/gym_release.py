@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
 
@@ -37,9 +37,8 @@ class GymServer(Strict):
     """The server's address; none: the server is started and ended with the work."""
     timeout: PositiveFloat = 120.0
     """Seconds that one answer may take."""
-    max_retries: int = Field(
-        6, ge=0, description="Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."
-    )
+    max_retries: NonNegativeInt = 6
+    """Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."""
     max_concurrency: PositiveInt = 16
     """Responses that the server verifies at a time."""
 

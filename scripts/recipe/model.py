@@ -31,17 +31,14 @@ class RandomModel(Strict):
     rope_theta: PositiveFloat = 10000.0
     vision: RandomVision | None = None
     """None: the model sees no pictures."""
-    tools: bool = Field(
-        False,
-        exclude_if=lambda tools: not tools,
-        description="Whether its chat template knows calls of tools and their results.",
-    )
+    tools: bool = Field(False, exclude_if=lambda tools: not tools)
+    """Whether its chat template knows calls of tools and their results."""
 
 
 class PretrainedModel(Strict):
     """A model in Hugging Face's format, the start of stages without a parent."""
 
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
     }
 

@@ -6,7 +6,7 @@ cluster.
 """
 
 from graphlib import CycleError, TopologicalSorter
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -56,9 +56,7 @@ AnyStage = Annotated[
 class Recipe(Strict):
     """A model's stages, blends and sources; ``defaults`` holds settings shared by the stages of an algorithm."""
 
-    gone: ClassVar[dict[str, str]] = dict.fromkeys(
-        ("proves", "next_rung"), "leave it out; docs/recipes.md has the ladder of the shipped recipes"
-    )
+    gone = dict.fromkeys(("proves", "next_rung"), "leave it out; docs/recipes.md has the ladder of the shipped recipes")
 
     name: Name
     description: str = ""

@@ -13,7 +13,7 @@ _SECONDS = "leave the key out: a verifier may take 30 seconds for a response"
 class Probe(Strict):
     """How a stage's reward is tried on answers made from its rows before training. Changes no weight."""
 
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "seconds_per_check": _SECONDS,
         "ask_judges": "name the judge's server of NeMo-Gym in gym",
         **dict.fromkeys(["rollouts", "prompts", "generations", "zero_variance_share", "truncation_rate"], _ROLLOUTS),

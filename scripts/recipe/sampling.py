@@ -14,7 +14,7 @@ TemplateVariables = dict[str, bool | int | float | str]
 class Sampling(Strict):
     """Settings of a sampler."""
 
-    gone: ClassVar[dict[str, str]] = {"stop_strings": "leave it out; stop_token_ids ends responses at tokens"}
+    gone: ClassVar = {"stop_strings": "leave it out; stop_token_ids ends responses at tokens"}
 
     temperature: PositiveFloat = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -32,7 +32,7 @@ class Sampling(Strict):
 class Tokenizer(Strict):
     """Settings that turn rows into text."""
 
-    ADDED: ClassVar[tuple[str, ...]] = ("chat_template",)
+    ADDED = ("chat_template",)
 
     chat_template: str = Field(
         OWN,

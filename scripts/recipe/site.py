@@ -1,7 +1,7 @@
 """Typed model of a site: settings of a machine or cluster. Changes no weight."""
 
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -21,7 +21,7 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 class Ports(Strict):
     """Ports of a stage's Ray cluster, equal on all nodes; a node carries one stage at a time."""
 
-    gone: ClassVar[dict[str, str]] = dict.fromkeys(
+    gone = dict.fromkeys(
         ("workers_min", "workers_max"), "leave it out; Ray's worker processes take ports 10002 to 19999"
     )
 

@@ -26,11 +26,8 @@ class SyntheticSource(Strict):
 class _Published(Strict):
     """A dataset repository, or a folder with its layout."""
 
-    subset: Text | None = Field(
-        None,
-        exclude_if=lambda value: value is None,
-        description="A config of the dataset card, or a folder; none: the default.",
-    )
+    subset: Text | None = Field(None, exclude_if=lambda value: value is None)
+    """A config of the dataset card, or a folder; none: the default."""
     split: Text | None = Field(
         None,
         exclude_if=lambda value: value is None,
@@ -148,9 +145,8 @@ class Reasoning(Strict):
     """Share of the rows with reasoning that lose the reasoning."""
     truncate_share: Share = 0.03
     """Share of these rows that keep the reasoning's beginning."""
-    budgets: list[PositiveInt] = Field(
-        [64, 256, 1024], min_length=1, description="Words to keep; each truncated row gets a number below its length."
-    )
+    budgets: list[PositiveInt] = Field([64, 256, 1024], min_length=1)
+    """Words to keep; each truncated row gets a number below its length."""
 
     @model_validator(mode="after")
     def _shares_add_up(self) -> "Reasoning":

@@ -53,7 +53,7 @@ class Resources(Strict):
     nodes: PositiveInt = 1
     runtime: PositiveInt = 60
     """Minutes of an allocation."""
-    mem_mb: int = Field(4000, ge=0, description="Memory of a node; 0: the partition's.")
+    mem_mb: NonNegativeInt = Field(4000, description="Memory of a node; 0: the partition's.")
     step_seconds: PositiveFloat | None = None
     """Expected seconds of a step until measured; none: all steps fit an allocation."""
 
@@ -145,7 +145,7 @@ class StageSettings(Training):
         "max_truncated_share",
         "template_change",
     }
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
     }
     default_seed: ClassVar[int | None] = 0

@@ -48,11 +48,15 @@ NUMBERS = (int, float, int | None, float | None)
 class Strict(BaseModel):
     """Refuse unknown keys with the nearest known key, and keys in `gone` with their sentence.
 
-    `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries.
+    `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries. A
+    resolved config has a later version's keys (`ADDED`) unless they are at their defaults, and no keys of `PLACING`,
+    which change no weight but for rounding and random numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     gone: ClassVar[dict[str, str]] = {}
+    ADDED: ClassVar[tuple[str, ...]] = ()
+    PLACING: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

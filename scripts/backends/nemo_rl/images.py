@@ -99,12 +99,14 @@ def main() -> None:
     """Command line of the images."""
     parser = argparse.ArgumentParser(prog="python -m scripts.backends.nemo_rl.images", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    whole = commands.add_parser("verify", help="compare a .sqsh file with its record; write a missing one")
+    whole = commands.add_parser(
+        "verify", help="compare a .sqsh file with the record beside the file; write a missing record"
+    )
     whole.add_argument("file", type=Path)
     whole.add_argument("source", help="as told to enroot import: docker://HOST#NAME:TAG or dockerd://NAME:TAG")
-    tasks = commands.add_parser("tasks", help="print file name and image of each task image, a line each")
+    tasks = commands.add_parser("tasks", help="print a line for every task image: file name and image")
     tasks.add_argument("splits", type=Path, nargs="+", help="JSONL files whose rows name the instances")
-    tasks.add_argument("--missing-in", type=Path, metavar="FOLDER", help="only those that the folder lacks")
+    tasks.add_argument("--missing-in", type=Path, metavar="FOLDER", help="only images missing in the folder")
     arguments = parser.parse_args()
     if arguments.command == "verify":
         print(f"{arguments.file}: {verify(arguments.file, arguments.source)['sha256']}")

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.stage_settings import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Strict, invalid, nearest
 
 if TYPE_CHECKING:
@@ -22,34 +22,33 @@ class NemoRlCluster(Strict):
     """How many nodes NeMo-RL gets, in NeMo-RL's words; without effect on weights."""
 
     num_nodes: PositiveInt = Field(description="cluster.num_nodes of its config.")
-    judge_nodes: int = Field(0, ge=0, description="Nodes of Gym's judge models (of num_nodes or besides, by release).")
-    generation_nodes: int = Field(
-        0, ge=0, description="Of num_nodes, those that only generate (asynchronous training); 0: all do both."
-    )
+    judge_nodes: NonNegativeInt = 0
+    """Nodes of Gym's judge models (of num_nodes or besides, by release)."""
+    generation_nodes: NonNegativeInt = 0
+    """Of num_nodes, those that only generate (asynchronous training); 0: all do both."""
 
 
 class NemoRlSettings(StageSettings, NemoRlTraining):
     """A stage that NeMo-RL trains."""
 
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "pretrained_checkpoint": "leave it out; the stage starts from its parent's export in Hugging Face's format"
     }
 
-    config_model: ClassVar[type[TrainingConfig]] = NemoRlConfig
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {
+    config_model = NemoRlConfig
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {
         *("cluster", "image", "launcher", "logger"),
     }
-    default_seed: ClassVar[int | None] = None
-    is_converted: ClassVar[bool] = True
-    is_rewarded_here: ClassVar[bool] = False
-    site_sets_nodes: ClassVar[bool] = False
+    default_seed = None
+    is_converted = True
+    is_rewarded_here = False
+    site_sets_nodes = False
 
     image: str = Field("train", description="The container, by its name in the release or the site.")
     cluster: NemoRlCluster
     logger: dict[str, Any] = Field({})
-    launcher: str | None = Field(
-        None, description="A launcher of upstream's by its name in the release: the driver gets its variables."
-    )
+    launcher: str | None = None
+    """A launcher of upstream's by its name in the release: the driver gets its variables."""
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return name and commit of the release."""

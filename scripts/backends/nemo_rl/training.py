@@ -24,14 +24,12 @@ class NemoRlTraining(Training):
 
     backend: Literal["nemo_rl"]
     algorithm: Literal["sft", "grpo", "dpo", "mpo"]
-    reward: Literal["verifier", "judge", "pairs"] | None = Field(
-        None, description="Where the reward comes from; none, and only there: SFT."
-    )
+    reward: Literal["verifier", "judge", "pairs"] | None = None
+    """Where the reward comes from; none, and only there: SFT."""
     config: str = Field(description="The config's path in NeMo-RL's checkout.")
     entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
-    max_num_steps: PositiveInt | None = Field(
-        None, description="The planned step; none: as many as the training rows are enough for."
-    )
+    max_num_steps: PositiveInt | None = None
+    """The planned step; none: as many as the training rows are enough for."""
     sft: dict[str, Any] = Field({})
     grpo: dict[str, Any] = Field({})
     dpo: dict[str, Any] = Field({})

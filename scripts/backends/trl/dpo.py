@@ -1,13 +1,12 @@
 """Settings of direct and mixed preference optimisation, and the tokens of pairs."""
 
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
-from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 from scripts.rows.chat_format import tokenizer_of
 
@@ -16,9 +15,8 @@ class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
-    truncation_mode: Literal["keep_start"] | None = Field(
-        None, description="Keep the start of answers too long after their prompt; none: the pair is refused."
-    )
+    truncation_mode: Literal["keep_start"] | None = None
+    """Keep the start of answers too long after their prompt; none: the pair is refused."""
 
 
 class Dpo(Strict):
@@ -26,13 +24,11 @@ class Dpo(Strict):
 
     max_num_steps: PositiveInt
     reference_policy_kl_penalty: PositiveFloat = Field(0.05, description="beta: the price of leaving the parent.")
-    preference_loss_weight: float = Field(1.0, ge=0)
-    sft_loss_weight: float = Field(
-        0.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
-    )
-    preference_average_log_probs: bool = Field(
-        False, description="Divide an answer's log-probability by the answer's length in the preference loss."
-    )
+    preference_loss_weight: NonNegativeFloat = 1.0
+    sft_loss_weight: NonNegativeFloat = 0.0
+    """Of the chosen answers' negative log-likelihood, mean over their tokens."""
+    preference_average_log_probs: bool = False
+    """Divide an answer's log-probability by the answer's length in the preference loss."""
 
     @model_validator(mode="after")
     def _learns_something(self) -> "Dpo":
@@ -45,21 +41,19 @@ class Dpo(Strict):
 class Mpo(Dpo):
     """Mixed preference optimisation (arXiv:2411.10442): which answer is better, how good each is, how it is made."""
 
-    preference_loss_weight: float = Field(0.8, ge=0)
-    bco_loss_weight: float = Field(
-        0.2, ge=0, description="Of the binary classifier loss (BCO, arXiv:2404.04656), without a reward shift."
-    )
-    sft_loss_weight: float = Field(
-        1.0, ge=0, description="Of the chosen answers' negative log-likelihood, mean over their tokens."
-    )
+    preference_loss_weight: NonNegativeFloat = 0.8
+    bco_loss_weight: NonNegativeFloat = 0.2
+    """Of the binary classifier loss (BCO, arXiv:2404.04656), without a reward shift."""
+    sft_loss_weight: NonNegativeFloat = 1.0
+    """Of the chosen answers' negative log-likelihood, mean over their tokens."""
 
 
 class PreferenceTraining(TrlTraining):
     """DPO and MPO: pairs of answers, a reference, one trainer."""
 
-    trainer: ClassVar[str] = "scripts.backends.trl.dpo_trainer"
-    sequences_per_row: ClassVar[int] = 2
-    has_reference: ClassVar[bool] = True
+    trainer = "scripts.backends.trl.dpo_trainer"
+    sequences_per_row = 2
+    has_reference = True
 
     policy: PreferencePolicy
 
@@ -103,7 +97,7 @@ class DpoConfig(TrlConfig, DpoTraining):
 class DpoSettings(PreferenceSettings, DpoTraining):
     """A stage of direct preference optimisation."""
 
-    config_model: ClassVar[type[TrainingConfig]] = DpoConfig
+    config_model = DpoConfig
 
 
 class MpoTraining(PreferenceTraining):
@@ -120,4 +114,4 @@ class MpoConfig(TrlConfig, MpoTraining):
 class MpoSettings(PreferenceSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
 
-    config_model: ClassVar[type[TrainingConfig]] = MpoConfig
+    config_model = MpoConfig

@@ -11,37 +11,32 @@ from scripts.recipe.strict import Strict, invalid
 class VllmEngine(Strict):
     """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
 
-    gone: ClassVar[dict[str, str]] = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
+    gone: ClassVar = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
 
     tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="vLLM's share of a GPU's memory; none: 0.3."
-    )
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """vLLM's share of a GPU's memory; none: 0.3."""
     enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
 
 
 class Generation(Sampling):
     """Sampling of rollouts."""
 
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "paged": "leave it out; backend: vllm samples by paged attention",
         "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
     }
 
-    PLACING: ClassVar[tuple[str, ...]] = ("vllm_cfg",)
-    """Settings that change no weight but for rounding and random numbers."""
-    ADDED: ClassVar[tuple[str, ...]] = (
+    PLACING = ("vllm_cfg",)
+    ADDED = (
         "top_k",
         "min_p",
         "stop_token_ids",
         "max_tool_calling_iterations",
     )
-    """Settings that a resolved config has only where they are not the default."""
 
-    backend: Literal["transformers", "vllm"] = Field(
-        "transformers",
-        description="The sampler: the trained model, or vLLM with the trained model's weights of every step.",
-    )
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
     vllm_cfg: VllmEngine = VllmEngine()
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """Settings of group relative policy optimisation, and its prompts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.generation import Generation
@@ -11,7 +11,7 @@ from scripts.backends.trl.policy import Policy
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
-from scripts.recipe.stage_settings import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 
@@ -39,9 +39,8 @@ class GrpoPolicy(Policy):
 class PromptData(Strict):
     """The rows of the split to train on."""
 
-    max_input_seq_length: PositiveInt | None = Field(
-        None, description="Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."
-    )
+    max_input_seq_length: PositiveInt | None = None
+    """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
 
 
 class Grpo(Strict):
@@ -52,32 +51,27 @@ class Grpo(Strict):
     max_num_steps: PositiveInt
     overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")
-    use_leave_one_out_baseline: bool = Field(
-        False, description="Measure a response by the rest of the group (arXiv:2402.14740)."
-    )
+    use_leave_one_out_baseline: bool = False
+    """Measure a response by the rest of the group (arXiv:2402.14740)."""
 
 
 class GrpoLoss(Strict):
     """The clipped policy-gradient loss and the KL penalty."""
 
-    reference_policy_kl_penalty: float = Field(0.0, ge=0, description="Weight of the k3 KL estimate to the parent.")
-    ratio_clip_min: Annotated[float, Field(gt=0)] = 0.2
-    ratio_clip_max: Annotated[float, Field(gt=0)] = 0.28
-    ratio_clip_c: Annotated[float, Field(gt=1)] | None = Field(
-        None, description="Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."
-    )
-    token_level_loss: bool = Field(
-        True, description="Mean over all tokens of an update (arXiv:2503.14476); false: mean over responses."
-    )
-    sequence_level_importance_ratios: bool = Field(
-        False, description="One ratio a response, the geometric mean over tokens (GSPO, arXiv:2507.18071)."
-    )
-    use_importance_sampling_correction: bool = Field(
-        False, description="Weight the loss by the trainer's over vLLM's probability of the sampled tokens."
-    )
-    truncated_importance_sampling_ratio: PositiveFloat | None = Field(
-        None, description="Bound of the weight (TIS, openreview xsonlP8DRV); none: unbounded."
-    )
+    reference_policy_kl_penalty: NonNegativeFloat = 0.0
+    """Weight of the k3 KL estimate to the parent."""
+    ratio_clip_min: PositiveFloat = 0.2
+    ratio_clip_max: PositiveFloat = 0.28
+    ratio_clip_c: Annotated[float, Field(gt=1)] | None = None
+    """Bound of the ratio where the advantage is negative (dual clip, arXiv:1912.09729)."""
+    token_level_loss: bool = True
+    """Mean over all tokens of an update (arXiv:2503.14476); false: mean over responses."""
+    sequence_level_importance_ratios: bool = False
+    """One ratio a response, the geometric mean over tokens (GSPO, arXiv:2507.18071)."""
+    use_importance_sampling_correction: bool = False
+    """Weight the loss by the trainer's over vLLM's probability of the sampled tokens."""
+    truncated_importance_sampling_ratio: PositiveFloat | None = None
+    """Bound of the weight (TIS, openreview xsonlP8DRV); none: unbounded."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoLoss":
@@ -93,8 +87,8 @@ class GrpoLoss(Strict):
 class GrpoTraining(TrlTraining):
     """Reinforcement learning."""
 
-    trainer: ClassVar[str] = "scripts.backends.trl.grpo_trainer"
-    metrics: ClassVar[dict[str, str]] = (
+    trainer = "scripts.backends.trl.grpo_trainer"
+    metrics = (
         TrlTraining.metrics
         | {
             "reward": "reward_mean",
@@ -211,11 +205,11 @@ class GrpoConfig(TrlConfig, GrpoTraining):
 class GrpoSettings(TrlSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
-    config_model: ClassVar[type[TrainingConfig]] = GrpoConfig
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
-    ADDED: ClassVar[tuple[str, ...]] = ("gym", "data")
+    config_model = GrpoConfig
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
+    ADDED = ("gym", "data")
 
-    gone: ClassVar[dict[str, str]] = JUDGES_GONE
+    gone = JUDGES_GONE
 
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()

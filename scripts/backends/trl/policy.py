@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.recipe.sampling import Tokenizer
@@ -12,8 +12,8 @@ from scripts.recipe.strict import Strict, invalid
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:
     """Remove from the values of settings, sections included, `PLACING`, and of `ADDED` whatever is the default."""
-    added = {*getattr(settings, "ADDED", ())} - settings.model_dump(exclude_defaults=True).keys()
-    for name in values.keys() & {*getattr(settings, "PLACING", ()), *added}:
+    added = {*settings.ADDED} - settings.model_dump(exclude_defaults=True).keys()
+    for name in values.keys() & {*settings.PLACING, *added}:
         del values[name]
     for name, value in values.items():
         if isinstance(section := getattr(settings, name), Strict):
@@ -23,17 +23,16 @@ def leave_out(values: dict[str, Any], settings: Strict) -> None:
 class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
-    ADDED: ClassVar[tuple[str, ...]] = ("name",)
+    ADDED = ("name",)
 
     lr: PositiveFloat
-    schedule: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="After the warm-up; cosine and linear end at 0."
-    )
-    lr_warmup_iters: int = Field(0, ge=0)
-    weight_decay: float = Field(0.0, ge=0)
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """After the warm-up; cosine and linear end at 0."""
+    lr_warmup_iters: NonNegativeInt = 0
+    weight_decay: NonNegativeFloat = 0.0
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999
-    clip_grad: float = Field(1.0, gt=0)
+    clip_grad: PositiveFloat = 1.0
     name: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
 
 
@@ -45,9 +44,8 @@ class Lora(Strict):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     target_modules: list[str] = Field([], description="Names of the linear layers; none: all but the output layer.")
     exclude_modules: list[str] = Field([])
-    target_parameters: list[str] = Field(
-        [], description="Names of parameters outside linear layers, as mlp.experts.down_proj of fused experts."
-    )
+    target_parameters: list[str] = Field([])
+    """Names of parameters outside linear layers, as mlp.experts.down_proj of fused experts."""
     from_parent: SkipJsonSchema[bool] = False  # stays: the identity of every stage with adapters contains it
     quantization: Literal["nf4"] | None = Field(
         None,
@@ -66,35 +64,29 @@ class Lora(Strict):
 class Dtensor(Strict):
     """The model's layout over the training processes. May change no weight but for rounding."""
 
-    gone: ClassVar[dict[str, str]] = {
+    gone: ClassVar = {
         "cpu_offload": "leave it out; adapters (policy.lora) or more processes need less of a GPU's memory",
         "reshard_after_forward": "leave it out; gathered weights are never kept for the backward pass",
     }
 
-    enabled: bool = Field(
-        False, description="FSDP2: every process holds a share of weights, gradients and moments; false: a copy of all."
-    )
+    enabled: bool = False
+    """FSDP2: every process holds a share of weights, gradients and moments; false: a copy of all."""
     activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping all.")
 
 
 class Policy(Strict):
     """Settings of every algorithm's policy."""
 
-    PLACING: ClassVar[tuple[str, ...]] = ("train_micro_batch_size", "dtensor_cfg")
-    """Settings that change no weight but for rounding."""
-    ADDED: ClassVar[tuple[str, ...]] = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
-    """Settings that a resolved config has only where they are not the default."""
+    PLACING = ("train_micro_batch_size", "dtensor_cfg")
+    ADDED = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
-    train_micro_batch_size: PositiveInt | None = Field(
-        None, description="Rows of a process at once; none: the process's whole share of a batch."
-    )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of the computation; trained weights stay in float32."
-    )
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = Field(
-        None, description="None: transformers' choice for the model; flash_attention needs a GPU (not tried on a GPU)."
-    )
+    train_micro_batch_size: PositiveInt | None = None
+    """Rows of a process at once; none: the process's whole share of a batch."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; trained weights stay in float32."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
+    """None: transformers' choice for the model; flash_attention needs a GPU (not tried on a GPU)."""
     dtensor_cfg: Dtensor = Dtensor()
     lora: Lora | None = Field(None, description="None: all weights are trained.")
     tokenizer: Tokenizer = Tokenizer()

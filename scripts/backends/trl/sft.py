@@ -7,14 +7,13 @@ from pydantic import Field, PositiveInt
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
-from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.strict import Strict
 
 
 class SftPolicy(Policy):
     """The policy of a supervised stage."""
 
-    gone: ClassVar[dict[str, str]] = {"sequence_packing": "leave it out; train_micro_batch_size: 1 pads nothing"}
+    gone: ClassVar = {"sequence_packing": "leave it out; train_micro_batch_size: 1 pads nothing"}
 
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
 
@@ -22,7 +21,7 @@ class SftPolicy(Policy):
 class Sft(Strict):
     """Supervised fine-tuning on the assistant's tokens, rows in file order."""
 
-    ADDED: ClassVar[tuple[str, ...]] = ("assistant_only_loss",)
+    ADDED = ("assistant_only_loss",)
 
     max_num_steps: PositiveInt
     assistant_only_loss: bool = Field(
@@ -35,7 +34,7 @@ class Sft(Strict):
 class SftTraining(TrlTraining):
     """Supervised fine-tuning."""
 
-    trainer: ClassVar[str] = "scripts.backends.trl.sft_trainer"
+    trainer = "scripts.backends.trl.sft_trainer"
 
     algorithm: Literal["sft"]
     sft: Sft
@@ -68,4 +67,4 @@ class SftConfig(TrlConfig, SftTraining):
 class SftSettings(TrlSettings, SftTraining):
     """A stage of supervised fine-tuning."""
 
-    config_model: ClassVar[type[TrainingConfig]] = SftConfig
+    config_model = SftConfig

@@ -17,8 +17,8 @@ from scripts.recipe.sampling import TemplateVariables
 from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
-from scripts.rows.messages import common_length, text_of
-from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render, tools_of
+from scripts.rows.messages import common_length, text_of, tools_of
+from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render
 
 TOKENS = pa.list_(pa.int32())
 DEMONSTRATIONS = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
