@@ -25,6 +25,7 @@ from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import prompt_for_reading
 from scripts.stage.bootstrap import changes
 from scripts.stage.tables import write_metrics
+from tests.cases import cases
 from tests.conftest import SHORT
 
 EXPORT = {"stage": "rlvr1", "step": 10, "content": "abc"}
@@ -150,20 +151,7 @@ def test_the_record_has_scores_and_changes_by_environment_and_for_their_mean():
     )
 
 
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [
-        ("a question", "a question"),
-        ([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}], "one"),
-        ([{"role": "user", "content": "one"}, {"role": "user", "content": "two"}], "two"),
-        ([{"role": "system", "content": "rules"}], "rules"),
-        ([{"role": "user", "content": None}], ""),
-        (
-            [{"role": "user", "content": [{"type": "input_text", "text": "what?"}, {"type": "input_image"}]}],
-            "what?\n[picture]",
-        ),
-    ],
-)
+@cases("gates.prompts", "messages", "text")
 def test_the_prompt_for_reading_is_what_the_user_said_last(messages, text):
     assert prompt_for_reading({"responses_create_params": {"input": messages}}) == text
 
@@ -180,38 +168,12 @@ def test_splits_that_bear_the_same_name_are_refused(tmp_path):
 # Steps
 
 
-@pytest.mark.parametrize(
-    ("metric", "values", "value", "step"),
-    [
-        ("max_kl", [0.01] * 10 + [0.9] * 5 + [0.01] * 5, 0.9, None),
-        ("max_kl", [0.01] * 10 + [3.0] * 5 + [0.01] * 5, 3.0, 13),
-        ("final_entropy", [0.2] * 10 + [3.0] * 5 + [0.2] * 5, 0.2, None),
-        ("final_entropy", [3.0] * 5 + [0.2] * 5 + [3.0] * 10, 3.0, 13),
-        ("final_entropy", [3.0] * 20, 3.0, 5),
-        ("response_length_ratio", [10.0] * 10 + [30.0] * 10, 3.0, 12),
-        ("max_grad_norm", [1.0, 2.0, 1.0], 2.0, 2),
-    ],
-)
-def test_a_bound_is_held_against_windows_of_steps(metric, values, value, step):
-    column = {"response_length_ratio": "response_length_mean"}.get(metric, metric.partition("_")[2])
-    found = judge_steps(Criterion(metric=metric, max=1.5), steps_of(**{column: values}))
+@cases("gates.windows", "criterion", "columns", "value", "step")
+def test_a_bound_is_held_against_windows_of_steps(criterion, columns, value, step):
+    """A column is told as runs: a value, and for how many steps."""
+    columns = {name: [value for value, count in runs for _ in range(count)] for name, runs in columns.items()}
+    found = judge_steps(Criterion(**criterion), steps_of(**columns))
     assert (found.value, found.step) == (pytest.approx(value), step)
-
-
-def test_one_noisy_step_stops_nothing_where_five_do():
-    calm, bound = [0.01] * 20, Criterion(metric="max_kl", max=0.1)
-    noisy = [*calm[:10], 0.4, *calm[11:]]
-    assert judge_steps(bound, steps_of(kl=noisy)).step is None
-    assert judge_steps(bound, steps_of(kl=calm[:10] + [0.4] * 5 + calm[15:])).step == 12
-
-
-def test_entropy_that_collapses_and_groups_without_spread_are_seen():
-    entropy = [2.0] * 5 + [1.0] * 5 + [0.1] * 10
-    found = judge_steps(Criterion(metric="entropy_ratio", min=0.2), steps_of(entropy=entropy))
-    assert (found.value, found.step) == (pytest.approx(0.05), 14)
-    spread = steps_of(zero_variance_share=[0.2] * 10 + [1.0] * 10, reward_std=[0.4] * 10 + [0.0] * 10)
-    assert judge_steps(Criterion(metric="final_zero_variance_share", max=0.9), spread).step == 15
-    assert judge_steps(Criterion(metric="min_reward_std", min=0.01), spread).step == 15
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
@@ -247,17 +209,7 @@ def test_a_running_stage_that_diverges_is_ended_with_its_curves_at_hand(tmp_path
         refuse_divergence("rlvr1", [bound], run, last_step=11)
 
 
-@pytest.mark.parametrize(
-    "criterion",
-    [
-        {"metric": "max_kl", "max": 0.1, "action": "warn"},
-        {"metric": "max_kl", "min": 0.6},
-        {"metric": "min_reward_std", "max": 0.1},
-        {"metric": "final_reward_std", "min": 0.4},
-        {"metric": "held_out_change", "min": 0},
-        {"metric": "max_grad_norm", "max": 0.1},
-    ],
-)
+@cases("gates.going_on", "criterion")
 def test_a_running_stage_goes_on_where_its_gate_may_still_let_it_pass(tmp_path, criterion):
     refuse_divergence("s", [Criterion(**criterion)], running(tmp_path, kl=[0.5] * 12, reward_std=[0.3] * 12), 12)
 
@@ -284,21 +236,11 @@ def record_of(changes_of: dict[str, tuple[float, float, float]], mean: tuple[flo
     return {"environments": {name: entry(each) for name, each in changes_of.items()}, "mean": entry(mean)}
 
 
-@pytest.mark.parametrize(
-    ("interval", "bounds", "outcome", "undecided"),
-    [
-        ((-0.2, -0.3, -0.1), {"min": -0.05}, "stop", False),
-        ((-0.2, -0.4, 0.0), {"min": -0.05}, "pass", True),
-        ((0.0, -0.1, 0.1), {"min": -0.05}, "pass", True),
-        ((0.2, 0.1, 0.3), {"min": -0.05}, "pass", False),
-        ((0.2, 0.1, 0.3), {"max": 0.05, "action": "warn"}, "warn", False),
-        ((0.2, 0.0, 0.4), {"max": 0.05}, "pass", True),
-    ],
-)
+@cases("gates.intervals", "interval", "bounds", "outcome", "undecided")
 def test_a_bound_is_broken_when_the_whole_interval_lies_beyond_it(interval, bounds, outcome, undecided):
     result = judge(Criterion(metric="held_out_change", **bounds), [], record_of({A: interval}, interval))
     assert (result.outcome, "undecided" in result.says) == (outcome, undecided)
-    assert (result.value, result.low, result.high) == interval
+    assert [result.value, result.low, result.high] == interval
     of_one = judge(
         Criterion(metric="held_out_change", environment=A, **bounds), [], record_of({A: interval}, (0, 0, 0))
     )
@@ -324,20 +266,12 @@ def test_of_many_environments_that_did_not_change_the_worst_seldom_looks_like_a_
     for _ in range(rounds):
         rows = {f"e{place}": generator.choice([0, 1], size=40) for place in range(12)}
         after = {name: generator.choice([0, 1], size=40) for name in rows}
-        (_, table) = chain(rows, rows, after)
+        (table,) = chain(rows, after)
         alarms += judge(regression, [], evaluation_record(EXPORT, table, {})).outcome == "warn"
     assert alarms / rounds <= 0.1
 
 
-@pytest.mark.parametrize(
-    ("criterion", "why"),
-    [
-        ({}, "the stage's start was not scored on the same rows"),
-        ({"environment": "c"}, "no held-out row is of c"),
-        ({"environment": B}, "too few held-out rows for an interval (10 an environment at least)"),
-        ({"environment": A, "against": "first"}, "no earlier stage of the chain was scored on the same rows"),
-    ],
-)
+@cases("gates.unknown", "criterion", "why")
 def test_a_change_that_is_not_known_says_why(criterion, why):
     evaluation = record_of({A: (0, 0, 0), B: (0, 0, 0)}, (0, 0, 0))
     evaluation["mean"] |= {"before": None, "change": None}
@@ -394,19 +328,10 @@ def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_pa
     assert said.endswith("rlvr1: the gate says stop\n")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"metric": "max_kl"},
-        {"metric": "max_kl", "max": 1, "environment": A},
-        {"metric": "worst_environment_change", "min": 0, "environment": A},
-        {"metric": "max_kl", "max": 1, "against": "first"},
-        {"metric": "kl", "max": 1},
-    ],
-)
-def test_a_criterion_that_means_nothing_is_refused(wrong):
+@cases("gates.meaningless", "criterion")
+def test_a_criterion_that_means_nothing_is_refused(criterion):
     with pytest.raises((ValueError, UserError)):
-        Criterion(**wrong)
+        Criterion(**criterion)
 
 
 def test_a_criterion_on_an_environment_that_is_not_scored_is_refused_by_its_place(tmp_path):
