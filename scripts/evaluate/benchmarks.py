@@ -33,11 +33,6 @@ EARLIER = pa.schema(
 )
 
 
-def path_in(store: Path, content: str, key: str) -> Path:
-    """Return the folder of an export's answers to the question of this key."""
-    return store / content / key
-
-
 def read_scores(folder: Path, task: str, metric: str | None, key: str) -> dict[str, Benchmark]:
     """Read the entry of a task from lm-eval's results.json; of a tag or unscored group, an entry a task.
 
@@ -135,7 +130,7 @@ def beside_parent(record: Benchmarks, parent: Benchmarks | None, store: Path) ->
 def _is_same(before: Benchmark, entry: Benchmark, parent: Benchmarks, record: Benchmarks, store: Path) -> bool:
     """Whether two entries answer one question: of equal keys, or an earlier version's answer with equal facts."""
     keys = ("key", "metric")
-    if path_in(store, parent["content"], before.get("key", "")).with_suffix(".parquet").exists():
+    if (store / parent["content"] / before.get("key", "")).with_suffix(".parquet").exists():
         keys = ("metric", "samples", "num_fewshot", "version", "chat_template", "dataset")
     return parent.get("by") == record.get("by") and all(before.get(key) == entry.get(key) for key in keys)
 
@@ -146,8 +141,8 @@ def _changes(record: Benchmarks, since: dict[str, tuple[str, str]], store: Path)
     for name, (content, key) in since.items():
         entry = record["benchmarks"][name]
         told_by = "doc_hash" if key == entry["key"] else "prompt_hash"
-        before = read_documents(path_in(store, content, key), name, entry["metric"])
-        folder = path_in(store, record["content"], entry["key"])
+        before = read_documents(store / content / key, name, entry["metric"])
+        folder = store / record["content"] / entry["key"]
         now = read_documents(folder, name, entry["metric"], entry["score"], told_by)
         if before and now and before.keys() == now.keys():
             differences[name] = np.array([*now.values()]) - np.array([*before.values()])
@@ -156,8 +151,7 @@ def _changes(record: Benchmarks, since: dict[str, tuple[str, str]], store: Path)
 
 def interval_of(entry: Benchmark) -> Change | None:
     """Return a score with its 95 % interval by the standard error; None without an error."""
-    error = entry.get("stderr")
-    if error is None:
+    if entry.get("stderr") is None:
         return None
-    half = NORMAL_95 * error
-    return {"value": entry["score"], "low": entry["score"] - half, "high": entry["score"] + half}
+    score, half = entry["score"], NORMAL_95 * entry["stderr"]
+    return {"value": score, "low": score - half, "high": score + half}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import interval_of, path_in, read_documents
+from scripts.evaluate.benchmarks import interval_of, read_documents
 from scripts.files import filled_by_program, link_to, replace_directory, write_json
 from scripts.program import run_command_line
 from scripts.recipe.expand import HELD_OUT_MEAN
@@ -108,12 +108,12 @@ def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:
     entry = record["benchmarks"].get(task)
     if entry is None:
         raise LeftOut(f"it has no score on {task}")
-    key, bounds = entry.get("key"), interval_of(entry) or {"low": None, "high": None}
-    folder = path_in(store, record["content"], key) if store and key else None
-    documents = read_documents(folder, task, entry["metric"], entry["score"]) if folder else None
+    key, bounds, documents = entry.get("key"), interval_of(entry) or {}, None
+    if store and key:
+        documents = read_documents(store / record["content"] / key, task, entry["metric"], entry["score"])
     is_enough = documents and len(documents) >= LEAST_ROWS
     means = resample({task: np.array([*documents.values()])})[task] if is_enough else None
-    return Scored(entry["score"], bounds["low"], bounds["high"], key, means)
+    return Scored(entry["score"], bounds.get("low"), bounds.get("high"), key, means)
 
 
 def publish(chosen: StagePaths, folder: Path, choice: Choice) -> None:

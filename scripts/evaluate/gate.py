@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from scripts.evaluate.benchmarks import interval_of
-from scripts.evaluate.step_criteria import judge_steps
+from scripts.evaluate.step_criteria import bounds_text, judge_steps, limits
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
@@ -54,10 +54,10 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
     found = judge_steps(criterion, steps)
     if found is None:
         advice = NO_KL if STEP_METRICS[criterion.metric].column == "kl" else ""
-        return Result("not measured", f"{criterion.metric} was not measured ({_bounds(criterion)}){advice}")
+        return Result("not measured", f"{criterion.metric} was not measured ({bounds_text(criterion)}){advice}")
     value = None if math.isnan(found.value) else found.value
     number = "not finite" if value is None else f"{value:.4g}"
-    says = f"{criterion.metric} is {number}, {_bounds(criterion)} (means of {found.window} steps)"
+    says = f"{criterion.metric} is {number}, {bounds_text(criterion)} (means of {found.window} steps)"
     if found.step is None:
         return Result("pass", says, value)
     return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
@@ -74,7 +74,7 @@ def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result
     measured = {name: figure for name, figure in found.items() if figure is not None}
     if not measured:
         why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
-        says = f"{criterion.metric} was not measured ({_bounds(criterion)}): {why}"
+        says = f"{criterion.metric} was not measured ({bounds_text(criterion)}): {why}"
         return Result("not measured", says, environment=criterion.environment or criterion.benchmark)
     results = [_judge_figure(criterion, name, figure, len(measured)) for name, figure in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
@@ -90,21 +90,20 @@ def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | 
     if criterion.metric == "held_out_change" and name is None:
         return {None: record["mean"]}
     entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"]
-    return entries if name is None else {name: entries[name]} if name in entries else {}
+    return {key: entry for key, entry in entries.items() if name in (None, key)}
 
 
 def _judge_figure(criterion: Criterion, name: str | None, figure: dict[str, float], compared: int) -> Result:
     """Judge a score or change by its interval; the worst of several by the interval for all `compared`."""
     is_worst = criterion.metric.startswith("worst_")
     low, high = (figure.get(f"joint_{end}", figure[end]) if is_worst else figure[end] for end in ("low", "high"))
-    least = -math.inf if criterion.min is None else criterion.min
-    most = math.inf if criterion.max is None else criterion.max
+    least, most = limits(criterion)
     is_score, among = criterion.metric == "benchmark_score", criterion.metric.split("_")[1]
     form = ".3f" if is_score else "+.3f"
     says = (
         f"{criterion.metric}{'' if is_score else SINCE[criterion.against]}{f' of {name}' if name else ''} is "
         f"{figure['value']:{form}}, 95 % interval {low:{form}} to {high:{form}}"
-        f"{f' ({compared} {among}s at once)' if is_worst else ''}, {_bounds(criterion)}"
+        f"{f' ({compared} {among}s at once)' if is_worst else ''}, {bounds_text(criterion)}"
     )
     is_broken = high < least or low > most
     if not is_broken and (low < least or high > most):
@@ -124,11 +123,6 @@ def _why_unmeasured(
     if all(entry["change"] is None for entry in entries.values()):
         return f"too few held-out rows for an interval ({LEAST_ROWS} an environment at least)"
     return "no earlier stage of the chain was scored on the same rows"
-
-
-def _bounds(criterion: Criterion) -> str:
-    bounds = {"min": criterion.min, "max": criterion.max}
-    return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
 def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
-from scripts.model.loading import load_model
+from scripts.model.loading import count_gpus, load_model
 from scripts.model.processor import load_processor
 from scripts.model.random_init import fresh_model
 from scripts.program import run_command_line
@@ -37,10 +38,8 @@ def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel
     `accelerator`: `cpu`, the node's GPUs (`cuda`), or its GPUs if there are any (`auto`).
     """
     folder = exported_model(record)
-    on_gpus = accelerator != "cpu" and torch.cuda.is_available()
-    if accelerator == "cuda" and not on_gpus:
-        raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
-    return load_model(folder, "auto", "auto" if on_gpus else None), load_processor(folder)
+    device_map = "auto" if count_gpus(accelerator) else None
+    return load_model(folder, "auto", device_map), load_processor(folder)
 
 
 def rollouts(
@@ -165,10 +164,7 @@ def main(
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
         return write_results(export, read_table(kept, ROLLOUTS), *written)
-
-    def answers(model: Any, processor: Any) -> list[Answer]:
-        return answer_rows(model, processor, validation, decoding)
-
+    answers = partial(answer_rows, splits=validation, decoding=decoding)
     after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:

@@ -38,18 +38,24 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurem
         means = means / means[0] if statistic == "ratio" else means
     means = np.where(np.isfinite(means), means, np.nan)
     value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
-    kept = _is_kept(criterion, means)
-    if _is_kept(criterion, value):
+    low, high = limits(criterion)
+    if low <= value <= high:
         return Measurement(value, window, None)
+    kept = (means >= low) & (means <= high)
     last_kept = kept.nonzero()[0].max(initial=-1)
     first = kept.argmin() if statistic in ("max", "min") else last_kept + 1
     return Measurement(value, window, measured[first + window - 1]["step"])
 
 
-def _is_kept(criterion: Criterion, values: Any) -> Any:
-    low = -np.inf if criterion.min is None else criterion.min
-    high = np.inf if criterion.max is None else criterion.max
-    return (values >= low) & (values <= high)
+def limits(criterion: Criterion) -> tuple[float, float]:
+    """Return the least and the largest value that keep a criterion's bounds."""
+    return -np.inf if criterion.min is None else criterion.min, np.inf if criterion.max is None else criterion.max
+
+
+def bounds_text(criterion: Criterion) -> str:
+    """Return a criterion's bounds in words."""
+    bounds = {"min": criterion.min, "max": criterion.max}
+    return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
 def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: int) -> None:
@@ -67,8 +73,8 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
             continue
         raise UserError(
             f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
-            f"{f'max {bound.max:g}' if bound.min is None else f'min {bound.min:g}'} (mean of {WINDOW} steps), first at "
-            f"step {found.step}; mend the stage or the gate in the recipe. The steps are in {run / 'metrics.jsonl'}"
+            f"{bounds_text(bound)} (mean of {WINDOW} steps), first at step {found.step}; mend the stage or the gate in "
+            f"the recipe. The steps are in {run / 'metrics.jsonl'}"
         )
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
-import torch
 import yaml
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, path_in, read_scores
+from scripts.evaluate.benchmarks import beside_parent, read_scores
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
+from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
 from scripts.program import run_command_line
 from scripts.recipe.evaluation import Evaluation, Task, files_of_task
@@ -73,10 +73,7 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 def settings_of_model(folder: Path, accelerator: str, evaluation: Evaluation) -> dict[str, Any]:
     """Return the settings of a model in lm-eval's words: in its saved type, on this node's GPUs or on the CPU."""
-    gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()
-    if accelerator == "cuda" and not gpus:
-        raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
-    variables = dict(evaluation.chat_template_kwargs)
+    gpus, variables = count_gpus(accelerator), dict(evaluation.chat_template_kwargs)
     model = {"pretrained": str(folder), "dtype": "auto", THINKING: variables.pop(THINKING, None)}
     model |= {"chat_template_args": variables}
     model |= {"max_length": evaluation.max_length} if evaluation.max_length else {}
@@ -133,7 +130,7 @@ def main(
     model, scores = settings_of_model(folder, accelerator, evaluation), {}
     for task in evaluation.task_list:
         key = key_of(task, evaluation, harness)
-        kept = path_in(store, record["content"], key)
+        kept = store / record["content"] / key
         if not kept.exists():
             with replace_directory(kept) as fresh:
                 run_harness(settings_of(task) | model, packages, fresh)

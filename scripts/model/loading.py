@@ -11,6 +11,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from scripts.errors import UserError
 from scripts.files import check_readable
 
 
@@ -20,6 +21,14 @@ def load_model(
     """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)
     return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
+
+
+def count_gpus(accelerator: str) -> int:
+    """Count this node's GPUs for a site's accelerator: none for `cpu`; UserError for `cuda` without any."""
+    gpus = 0 if accelerator == "cpu" else torch.cuda.device_count()
+    if accelerator == "cuda" and not gpus:
+        raise UserError(f"the site's accelerator is cuda, but torch {torch.__version__} sees no GPU here")
+    return gpus
 
 
 def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:

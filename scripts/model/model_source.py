@@ -34,24 +34,24 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
+    known = read_if_there(directory / SOURCE, SourceOfModel)
     source = {"model": model.model_dump(mode="json"), "changed": _changed(model, directory)}
     if model.chat_template is not None:
-        source |= _template(model.chat_template, directory)
-    if read_if_there(directory / SOURCE, SourceOfModel) != source:
+        text = template_of(model)
+        # An earlier commit noted no template; its export stays where the template is the same.
+        is_older = known is not None and "chat_template" not in known
+        if not (is_older and chat_template_of(directory / "hf/model") == text):
+            source["chat_template"] = sha256_text(text)
+    if known != source:
         write_json(directory / SOURCE, source)
 
 
-def _template(named: str, directory: Path) -> dict[str, str]:
-    """Return the hash of the recipe's chat template; nothing where an older export has the same template."""
+def template_of(model: PretrainedModel) -> str:
+    """Return the text of the chat template that the recipe names."""
     try:
-        text = read_template(named)
+        return read_template(model.chat_template)
     except UserError as error:
         raise UserError(f"model.chat_template: {error}") from None
-    known = read_if_there(directory / SOURCE, SourceOfModel)
-    is_exported = (
-        known is not None and "chat_template" not in known and chat_template_of(directory / "hf/model") == text
-    )
-    return {} if is_exported else {"chat_template": sha256_text(text)}
 
 
 def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:

@@ -12,9 +12,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.model.hugging_face import check_model, chosen_files, config_of
+from scripts.model.model_source import template_of
 from scripts.model.processor import check_end, check_template
 from scripts.recipe.model import PretrainedModel
-from scripts.rows.chat_format import read_template
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
 OTHER_KINDS = {
@@ -95,10 +95,7 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
             raise UserError(f"model.{name}: {token!r} is no token of {model.name}, whose vocabulary stays as it is")
         setattr(tokenizer, name, token)
     if model.chat_template is not None:
-        try:
-            tokenizer.chat_template = read_template(model.chat_template)
-        except UserError as error:
-            raise UserError(f"model.chat_template: {error}") from None
+        tokenizer.chat_template = template_of(model)
     if said or model.chat_template is not None:
         for path in [*folder.glob("tokenizer*"), *folder.glob("chat_template*"), *folder.glob("special_tokens*")]:
             path.unlink()

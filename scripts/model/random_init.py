@@ -54,12 +54,7 @@ def make_model(
 def _decoder_config(shape: RandomModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        initializer_range=shape.initializer_range,
+        **shape.model_dump(exclude={"rope_theta", "vision", "tools"}),
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         max_position_embeddings=max_length,
         tie_word_embeddings=True,

@@ -23,7 +23,7 @@ from scripts.stage.provenance import step_text, words_of_skipped
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-FOLDER = "folder"
+FOLDER, NO_ROWS = "folder", {"train": {}, "validation": {}}
 
 
 def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
@@ -45,7 +45,9 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
         step=link.record["step"],
-        blends=list(_blends(chain)),
+        blends=[
+            (each, read_if_there(each.blend / "manifest.json", Manifest) or NO_ROWS) for each in chain if each.blend
+        ],
         links=chain,
         step_text=step_text,
         is_folder=lambda source: source["revision"] == FOLDER,
@@ -68,10 +70,8 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
 
 def _without_folders(text: str, chain: list[Link]) -> str:
     """Return the text with every recorded path cut to the last name."""
-    configs = [link.settings for link in chain if link.settings]
-    values = [value for config in configs for _, value in leaves(config)]
+    values = [value for link in chain for _, value in leaves({**link.record, "config": link.settings or {}})]
     values += [source["name"] for source in _sources(chain)]
-    values += [link.record["model"]["name"] for link in chain if "model" in link.record]
     paths = {value for value in values if isinstance(value, str) and value.startswith(("/", "./"))}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
@@ -90,7 +90,7 @@ def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | No
     """Return the card's YAML; only hub ids become datasets and base models."""
     configs = [link.settings for link in chain if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
-    datasets = sorted(filter(_is_hub_id, named))
+    datasets = sorted(filter(HUB_ID.fullmatch, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
     base += [link.record["model"]["name"] for link in chain if "model" in link.record]
     tags = dict.fromkeys(["stagecoach", *(config["algorithm"] for config in configs)])
@@ -98,7 +98,7 @@ def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | No
         license=license_id,
         library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=next(filter(_is_hub_id, base), None),
+        base_model=next(filter(HUB_ID.fullmatch, base), None),
         datasets=datasets or None,
         tags=list(tags),
         model_name=f"{chain[-1].run_name}-{chain[-1].name}" if results else None,
@@ -108,17 +108,12 @@ def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | No
 
 def _sources(chain: list[Link]) -> list[dict[str, Any]]:
     """Return the stages' recorded datasets; a mixture has several."""
-    data = [link.record.get("data") or {"source": None} for link in chain]
-    pairs = [
-        zip(*(described["source"][key].split(", ") for key in ("name", "revision")), strict=False)
-        for described in data
-        if described["source"]
+    recorded = [data["source"] for link in chain if (data := link.record.get("data")) and data["source"]]
+    return [
+        {"name": name, "revision": revision}
+        for source in recorded
+        for name, revision in zip(*(source[key].split(", ") for key in ("name", "revision")), strict=False)
     ]
-    return [{"name": name, "revision": revision} for pair in pairs for name, revision in pair]
-
-
-def _is_hub_id(name: str) -> bool:
-    return HUB_ID.fullmatch(name) is not None
 
 
 def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:
@@ -139,7 +134,7 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
         dataset, metric = entry.get("dataset", {}), entry.get("metric", "score")
         yield EvalResult(
             task_type="text-generation",
-            dataset_type=dataset["path"] if _is_hub_id(dataset.get("path", "")) else name,
+            dataset_type=dataset["path"] if HUB_ID.fullmatch(dataset.get("path", "")) else name,
             dataset_name=name,
             dataset_config=dataset.get("name"),
             dataset_split=dataset.get("split"),
@@ -148,13 +143,6 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
             metric_value=entry["score"],
             metric_args={key: entry[key] for key in ("stderr", "num_fewshot", "version") if entry.get(key) is not None},
         )
-
-
-def _blends(chain: list[Link]) -> Iterator[tuple[Link, Manifest]]:
-    """Yield each link with recorded data, and the blend's manifest."""
-    for link in chain:
-        if link.record.get("data"):
-            yield link, read_if_there(link.blend / "manifest.json", Manifest) or {"train": {}, "validation": {}}
 
 
 def _model(folder: Path) -> dict[str, Any]:

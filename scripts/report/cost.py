@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from scripts.files import duration
+from scripts.report.page import number_text
 from scripts.stage.attempts import read_attempts
 
 
@@ -34,6 +36,12 @@ class Cost:
     def mark(self) -> str:
         """The sign in front of a lower bound."""
         return "≥ " if self.at_least else ""
+
+    @property
+    def text(self) -> str:
+        """Hours and known GPU-hours in words."""
+        gpu_hours = f", {self.mark}{number_text(self.gpu_hours)} GPU-hours" if self.gpu_hours else ""
+        return f"{self.mark}{duration(3600 * self.hours)}{gpu_hours}"
 
 
 def total(costs: Iterable[Cost]) -> Cost:

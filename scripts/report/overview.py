@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import duration
 from scripts.records import Evaluation, read_if_there
 from scripts.report.chart import trend
 from scripts.report.cost import Cost, total
 from scripts.report.improvement import Lineage, verdict_of
-from scripts.report.page import number_text, write_page
+from scripts.report.page import write_page
 from scripts.report.selection import selection_sentences
 from scripts.report.trained_stage import TrainedStage, is_trained
 from scripts.stage.paths import StagePaths
@@ -64,7 +63,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         lines=_lines(lineage.cards),
         marks=MARKS,
         verdicts=list(_verdicts(results, lineage, chains, scored)),
-        cost=_cost_text(total(stage.cost for stage in trained.values())),
+        cost=total(stage.cost for stage in trained.values()),
         notable=list(_notable(shown)),
         shown=shown,
         rows={name: stage.row for name, stage in shown.items()},
@@ -129,15 +128,8 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
     return lines
 
 
-def _cost_text(cost: Cost) -> dict[str, str]:
-    mark = "at least " if cost.at_least else ""
-    gpu_hours = f"{mark}{number_text(cost.gpu_hours)}" if cost.gpu_hours else ""
-    return {"time": f"{mark}{duration(3600 * cost.hours)}", "gpu_hours": gpu_hours}
-
-
 def _progress(stage: TrainedStage) -> str:
     """Return a trained stage's steps and cost in words."""
-    cost, steps, ended = stage.cost, stage.record["step"], stage.record.get("data_ended")
+    steps, ended = stage.record["step"], stage.record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
-    words = f"{steps} step{'s' if steps != 1 else ''}{whole}, {cost.mark}{duration(3600 * cost.hours)}"
-    return words + (f", {cost.mark}{number_text(cost.gpu_hours)} GPU-hours" if cost.gpu_hours else "")
+    return f"{steps} step{'s' if steps != 1 else ''}{whole}, {stage.cost.text}"

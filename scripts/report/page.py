@@ -1,10 +1,10 @@
 """Pages of the report: one offline HTML file a template, with data escaped."""
 
-import math
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -21,18 +21,14 @@ _TEMPLATES = Environment(
 
 def number_text(value: float | None, digits: int = 3) -> str:
     """Return a number for people; empty for None."""
-    if _is_missing(value):
+    if pd.isna(value):
         return ""
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def score_text(value: float | None, decimals: int = 3, sign: str = "") -> str:
     """Return a score, share or change (`sign` "+"); empty for None."""
-    return "" if _is_missing(value) else f"{value:{sign}.{decimals}f}"
-
-
-def _is_missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
+    return "" if pd.isna(value) else f"{value:{sign}.{decimals}f}"
 
 
 _TEMPLATES.filters |= {"number": number_text, "share": score_text, "svg": Markup, "zip": zip}

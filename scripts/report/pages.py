@@ -7,7 +7,6 @@ from typing import Annotated
 from scripts.errors import UserError
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
-from scripts.recipe.recipe import Recipe
 from scripts.records import Benchmarks, Choice, Evaluation, Record, read_if_there
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
@@ -17,14 +16,15 @@ from scripts.report.sweep import write_sweep_page
 from scripts.stage.paths import MODEL, StagePaths
 
 
-def write_pages(recipe: Recipe, results: Path) -> None:
-    """Write every page of a run's folder; damaged records are printed and left out."""
-    stages = recipe.stage_order()
-    sweep_of = {variant: sweep for sweep, variants in recipe.sweeps.items() for variant in variants}
+def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:
+    """Write the pages of a run; damaged records are printed and left out."""
+    loaded = load_recipe(recipe)
+    stages = loaded.stage_order()
+    sweep_of = {variant: sweep for sweep, variants in loaded.sweeps.items() for variant in variants}
     choices = {
-        name: choice for name in recipe.choices if (choice := readable(StagePaths(results / name).choice, Choice))
+        name: choice for name in loaded.choices if (choice := readable(StagePaths(results / name).choice, Choice))
     }
-    parents = {name: recipe.stages[name].parent or "" for name in stages}
+    parents = {name: loaded.stages[name].parent or "" for name in stages}
     write_overview(results, Lineage(parents, sweep_of, choices), results / "overview.html")
     write_summary([StagePaths(results / name) for name in stages], results / "summary.csv")
     evaluations = [readable(StagePaths(results / name).evaluation, Evaluation) for name in stages]
@@ -32,8 +32,8 @@ def write_pages(recipe: Recipe, results: Path) -> None:
     if any(evaluations) or any(benchmarks):
         page = results / "environments.html"
         write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)])
-    for sweep, varied in recipe.sweeps.items():
-        among = [name for name, choice in recipe.choices.items() if choice.stage == sweep]
+    for sweep, varied in loaded.sweeps.items():
+        among = [name for name, choice in loaded.choices.items() if choice.stage == sweep]
         write_sweep_page(results, sweep, varied, among, results / sweep / "sweep.html")
 
 
@@ -44,11 +44,6 @@ def readable(path: Path, kind: type[Record]) -> Record | None:
     except UserError as error:
         print(error, file=sys.stderr)
         return None
-
-
-def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:
-    """Write the pages of a run."""
-    write_pages(load_recipe(recipe), results)
 
 
 if __name__ == "__main__":

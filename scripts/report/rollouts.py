@@ -4,6 +4,7 @@ import difflib
 import re
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup, escape
 
@@ -27,27 +28,15 @@ def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
 
     The sample is uniform and the same on every call.
     """
-    change = rollouts["reward_after"] - rollouts["reward_before"]
-    rows = rollouts.assign(
-        change=change, kind=[_kind(*pair) for pair in zip(rollouts["reward_before"], change, strict=True)]
-    )
+    before = rollouts["reward_before"].astype(float)
+    change = rollouts["reward_after"] - before
+    cases = {"fell": change < 0, "rose": change > 0, "new": change.isna(), "zero": before == 0}
+    kinds = pd.Categorical(np.select(list(cases.values()), list(cases), "same"), list(KINDS))
+    rows = rollouts.assign(kind=kinds, least=-change.abs().fillna(0.0))
     drawn = set(rows.sample(min(AT_RANDOM, len(rows)), random_state=0).index)
-    parts = sorted(rows.groupby(["environment", "kind"]), key=lambda part: (part[0][0], list(KINDS).index(part[0][1])))
-    kept = [index for _, part in parts for index in _most_changed(part)]
-    return [_shown(rows.loc[index]) | {"is_random": index in drawn} for index in dict.fromkeys([*kept, *sorted(drawn)])]
-
-
-def _kind(before: float, change: float) -> str:
-    if pd.isna(change):
-        return "new"
-    if change:
-        return "rose" if change > 0 else "fell"
-    return "same" if before else "zero"
-
-
-def _most_changed(rows: pd.DataFrame) -> list[int]:
-    order = rows["change"].abs().fillna(0.0)
-    return list(rows.assign(order=-order).sort_values(["order", "split", "line"]).index[:OF_A_KIND])
+    ordered = rows.sort_values(["environment", "kind", "least", "split", "line"])
+    most = ordered.groupby(["environment", "kind"], observed=True).head(OF_A_KIND).index
+    return [_shown(rows.loc[index]) | {"is_random": index in drawn} for index in dict.fromkeys([*most, *sorted(drawn)])]
 
 
 def _shown(row: pd.Series) -> dict[str, Any]:

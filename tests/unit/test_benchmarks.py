@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, path_in, read_documents, read_scores
+from scripts.evaluate.benchmarks import beside_parent, read_documents, read_scores
 from scripts.evaluate.gate import judge
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
@@ -32,7 +32,7 @@ def score(tmp_path):
     """Keep an export's answers as lm-eval writes them; benchmarks.json beside the parent's scores."""
 
     def take(content: str, values: list[float], parent: Benchmarks | None = None, key: str = "k", **told) -> Benchmarks:
-        write_answers(folder := path_in(tmp_path, content, key), {"gsm8k": values}, **told)
+        write_answers(folder := tmp_path / content / key, {"gsm8k": values}, **told)
         scores = read_scores(folder, "gsm8k", None, key)
         record = {"stage": content[0], "content": content, "by": "lm-eval 0.4.13, hf", "benchmarks": scores}
         return record | {"benchmarks": beside_parent(record, parent, tmp_path)}
@@ -69,12 +69,12 @@ def test_scores_that_an_earlier_version_kept_in_parquet_are_before_and_paired_by
     score, tmp_path, fact, value, is_same
 ):
     base = score(BASE, WRONG, key="earlier")
-    shutil.rmtree(path_in(tmp_path, BASE, "earlier"))
+    shutil.rmtree(tmp_path / BASE / "earlier")
     rows = [
         {"benchmark": "gsm8k", "task": "gsm8k", "document": place, "score": each, "prompt": f"gsm8k {place}?"}
         for place, each in enumerate(WRONG)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), path_in(tmp_path, BASE, "earlier").with_suffix(".parquet"))
+    pq.write_table(pa.Table.from_pylist(rows), (tmp_path / BASE / "earlier").with_suffix(".parquet"))
     (base if fact == "by" else base["benchmarks"]["gsm8k"])[fact] = value
     found = score(SFT, RIGHT, base)["benchmarks"]["gsm8k"]
     if not is_same:
@@ -83,7 +83,7 @@ def test_scores_that_an_earlier_version_kept_in_parquet_are_before_and_paired_by
     assert (found["before"], found["first"]) == (0.5, BASE)
     assert found["change"]["value"] == found["change_from_first"]["value"] == 0.25
     rows[3]["prompt"] = "another question?"
-    pq.write_table(pa.Table.from_pylist(rows), path_in(tmp_path, BASE, "earlier").with_suffix(".parquet"))
+    pq.write_table(pa.Table.from_pylist(rows), (tmp_path / BASE / "earlier").with_suffix(".parquet"))
     assert score(RLVR, RIGHT, base)["benchmarks"]["gsm8k"]["change"] is None, "not the same documents"
 
 

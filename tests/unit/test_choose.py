@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from scripts.errors import UserError
 from scripts.evaluate import choose
-from scripts.evaluate.benchmarks import path_in
 from scripts.evaluate.choose import publish, rank
 from scripts.evaluate.results import evaluation_record, write_rollouts
 from scripts.files import read_json, write_json
@@ -155,7 +154,7 @@ def test_a_task_is_paired_by_document_where_they_are_kept_and_else_tells_nobody_
     made = []
     for name, scores in (("low", documents), ("high", better)):
         made.append(benchmarked(make(tmp_path, name, {A: [0] * 10}), sum(scores) / 40, stderr=0.08))
-        write_answers(path_in(tmp_path / "store", f"content-{name}", "k"), {"larger": scores})
+        write_answers(tmp_path / "store" / f"content-{name}" / "k", {"larger": scores})
     paired, alone = (rank(made, "larger", store)[1]["difference"] for store in (tmp_path / "store", None))
     assert paired["value"] == -0.1 and paired["low"] < -0.1 < paired["high"] <= 0
     assert alone is None and rank(made, "larger")[1]["tied"]
