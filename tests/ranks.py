@@ -1,6 +1,6 @@
 """One of two ranks on this machine, without Ray: ``python -m tests.ranks PLAN.json RANK PORT``.
 
-The plan is a list of [job.json, step at which to stop or null]; the jobs are trained one after the other, those with
+The plan is a list of [job.pickle, step at which to stop or null]; the jobs are trained one after the other, those with
 shares last. Which rows a rank rewards goes to ``rewarded.RANK.jsonl`` in the run directory, in their order; how many of
 the weights a rank holds, and how many there are, to ``held.RANK.json``.
 """

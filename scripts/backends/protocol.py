@@ -4,19 +4,15 @@ A backend is a package of scripts/backends with two modules: ``settings.py`` hol
 (scripts.recipe.stage_settings), ``backend.py`` its `BACKEND`. Training libraries are imported in `train` alone.
 """
 
-from dataclasses import dataclass
+import pickle
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
-from pydantic import TypeAdapter
-
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
-from scripts.files import read_json, write_json
 from scripts.installed import backend_module
-from scripts.recipe.recipe import AnyStage
-from scripts.recipe.resolve import own_environments, rows_of_manifest, training_config
+from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import ShownRow
@@ -219,28 +215,12 @@ def backend_of(name: str) -> Backend:
     return backend_module(name, "backend").BACKEND
 
 
-_STAGE = TypeAdapter(AnyStage)
-
-
 def write_job(path: Path, job: TrainingJob) -> None:
-    """Write a job for another process: paths absolute, of `stop` the deadline and the file."""
-    write_json(path, msgspec.to_builtins(job, enc_hook=_plain))
+    """Write a job, with absolute paths, for another process of the training."""
+    absolute = {name: value.absolute() for name, value in vars(job).items() if isinstance(value, Path)}
+    path.write_bytes(pickle.dumps(replace(job, **absolute)))
 
 
 def read_job(path: Path) -> TrainingJob:
     """Return the job of `write_job`."""
-    return msgspec.convert(read_json(path), TrainingJob, dec_hook=_typed)
-
-
-def _plain(value: Path | StopRequest | StageSettings | TrainingConfig) -> Any:
-    if isinstance(value, Path):
-        return str(value.absolute())
-    if isinstance(value, StopRequest):
-        return {"deadline": value.deadline, "file": value.file and str(value.file.absolute())}
-    return value.values() if isinstance(value, TrainingConfig) else value.model_dump(mode="json")
-
-
-def _typed(kind: type, value: Any) -> Path | StopRequest | StageSettings | TrainingConfig:
-    if kind is StopRequest:
-        return StopRequest(value["deadline"], value["file"] and Path(value["file"]))
-    return {Path: Path, StageSettings: _STAGE.validate_python, TrainingConfig: training_config}[kind](value)
+    return pickle.loads(path.read_bytes())  # noqa: S301 (written by this training)

@@ -187,8 +187,8 @@ def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(stage):
 
 
 def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
-    write_job(tmp_path / "job.json", job)
-    assert read_job(tmp_path / "job.json").environments == {"word_count": ROOT / EXAMPLE}
+    write_job(tmp_path / "job.pickle", job)
+    assert read_job(tmp_path / "job.pickle").environments == {"word_count": ROOT / EXAMPLE}
 
 
 def test_it_is_really_trained_with(job):

@@ -323,8 +323,8 @@ def job(run):
 
 def test_a_job_is_read_as_it_was_written_with_absolute_paths(job, tmp_path):
     job.stop.file = tmp_path / "stop"
-    write_job(tmp_path / "job.json", job)
-    read = read_job(tmp_path / "job.json")
+    write_job(tmp_path / "job.pickle", job)
+    read = read_job(tmp_path / "job.pickle")
     assert vars(read) | {"stop": None} == vars(job) | {"stop": None, "train_split": Path.cwd() / "train-split.jsonl"}
     assert (read.stop.deadline, read.stop.file) == (2e9, tmp_path / "stop")
 
@@ -334,7 +334,7 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
     (job.run / "cluster.0ld").mkdir()
 
     def driver(place):
-        sent = read_job(place / "job.json")
+        sent = read_job(place / "job.pickle")
         assert sent.nodes == 2
         assert not sent.stop.is_due(1, 1)
         job.stop.ask("SIGTERM")

@@ -303,7 +303,7 @@ class Driver:
         self.address, self.meanwhile = cluster.address, meanwhile
 
     def __call__(self, place: Path) -> None:
-        command = [sys.executable, "-m", "scripts.backends.trl.driver", place / "job.json"]
+        command = [sys.executable, "-m", "scripts.backends.trl.driver", place / "job.pickle"]
         environment = os.environ | {"RAY_ADDRESS": self.address}
         with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
             try:

@@ -2,7 +2,7 @@
 
 The processes share a directory of this attempt::
 
-    run/cluster.<token>/job.json      the job
+    run/cluster.<token>/job.pickle    the job
     run/cluster.<token>/stop          a request to stop, with its reason
     run/cluster.<token>/failed_N      why rank N failed
     run/cluster.<token>/output        lines that rank 0 prints, on several nodes
@@ -59,7 +59,7 @@ def train_apart(job: TrainingJob, run: Run) -> None:
     failure = None
     try:
         with job.stop.shared(place / "stop"):
-            write_job(place / "job.json", job)
+            write_job(place / "job.pickle", job)
             try:
                 run(place)
             except UserError as error:
@@ -75,7 +75,7 @@ def in_processes(job: TrainingJob) -> Run:
     """Return a `run` for this node: torchrun, which ends all processes when one fails."""
 
     def run(place: Path) -> None:
-        command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.json")]
+        command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.pickle")]
         environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         environment[PARENT] = str(os.getpid())
         torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
@@ -107,7 +107,7 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
     def run(place: Path) -> None:
         shutil.rmtree(logs, ignore_errors=True)
         logs.mkdir(parents=True)
-        command, environment = symmetric_run(job, slurm_job, site.slurm, place / "job.json", logs)
+        command, environment = symmetric_run(job, slurm_job, site.slurm, place / "job.pickle", logs)
         (place / "output").touch()
         with (logs / "step.log").open("w") as log, (place / "output").open(encoding="utf-8") as lines:
             step = subprocess.Popen(  # noqa: S603

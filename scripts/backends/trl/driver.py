@@ -1,6 +1,6 @@
 """Train a stage of backend `trl` on the Ray cluster at RAY_ADDRESS.
 
-The outcome is left in ``outcome.json`` beside job.json: a message (null: trained, or stopped with the step saved) and
+The outcome is left in ``outcome.json`` beside job.pickle: a message (null: trained, or stopped with the step saved) and
 whether the next attempt may go well, as after the loss of a node.
 """
 
@@ -75,7 +75,7 @@ def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
 
 
 def train_on_this_node(settings: dict[str, str]) -> None:
-    """Train as a rank of Ray Train; ``settings["job"]`` is the path of job.json."""
+    """Train as a rank of Ray Train; ``settings["job"]`` is the path of job.pickle."""
     rank, job_file = ray.train.get_context().get_world_rank(), Path(settings["job"])
     if not job_file.exists():
         message = f"{job_file}: not there; results/ must be shared by all nodes of a stage"

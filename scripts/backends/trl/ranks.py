@@ -81,7 +81,7 @@ def _leave_stopping_to_the_holder(place: Path) -> None:
 
 
 def _train(job_file: Path) -> None:
-    """Train as a rank of torchrun; leave a failure in ``failed_N`` beside job.json."""
+    """Train as a rank of torchrun; leave a failure in ``failed_N`` beside job.pickle."""
     rank, job = int(os.environ["RANK"]), read_job(job_file)
     _leave_stopping_to_the_holder(job_file.parent)
     if rank != 0:
