@@ -73,20 +73,16 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
 
 
 def _silence(owner_file: Path, only_read: bool = False) -> float:
-    """Return the seconds since the owner's last heartbeat, infinite without an owner.
+    """Return the seconds since the owner's last heartbeat; FileNotFoundError without an owner.
 
     The clock is the file server's, read by a write; this host's with `only_read`.
     """
-    clock = hidden_name(owner_file)
-    try:
-        beat = owner_file.stat().st_mtime
-        if only_read:
-            return time.time() - beat
-        clock.touch()
-        now = clock.stat().st_mtime
-        clock.unlink(missing_ok=True)
-    except FileNotFoundError:
-        return math.inf
+    clock, beat = hidden_name(owner_file), owner_file.stat().st_mtime
+    if only_read:
+        return time.time() - beat
+    clock.touch()
+    now = clock.stat().st_mtime
+    clock.unlink(missing_ok=True)
     return now - beat
 
 
@@ -124,16 +120,10 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
         return is_running(owner["pid"], owner["process_start"])
     if (job := owner.get("slurm_job")) and job == own_job_id():
         return False
-    if job and not only_read and _is_own_file(owner_file) and has_ended(job):
-        return False
-    return _silence(owner_file, only_read) < SILENCE_SECONDS
-
-
-def _is_own_file(path: Path) -> bool:
-    try:
-        return path.stat().st_uid == os.geteuid()
-    except FileNotFoundError:
-        return False
+    with suppress(FileNotFoundError):  # the owner has ended meanwhile
+        is_asked = job and not only_read and owner_file.stat().st_uid == os.geteuid()
+        return not (is_asked and has_ended(job)) and _silence(owner_file, only_read) < SILENCE_SECONDS
+    return False
 
 
 def _take(owner_file: Path, token: str) -> bool:
@@ -153,7 +143,8 @@ def _take(owner_file: Path, token: str) -> bool:
     displaced, silence = None, math.inf
     try:
         if not is_alive(owner_file):
-            displaced, silence = read_owner(owner_file), _silence(owner_file)
+            with suppress(FileNotFoundError):
+                displaced, silence = read_owner(owner_file), _silence(owner_file)
             owner_file.unlink(missing_ok=True)
         taken = _link(owner_file, token)
     finally:

@@ -1,16 +1,21 @@
 """A stage: settings, files, resolved config, data, parent and identity."""
 
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from scripts.files import link_to, remove_leftovers, write_json, write_text
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import read_config, resolve_stage, rows_of_manifest
+from scripts.recipe.resolve import config_text, read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import ExportRecord, Facts, read_if_there
-from scripts.stage.paths import MODEL, StagePaths
-from scripts.stage.store import folder_of, identity_of, open_training, stage_facts
+from scripts.stage.owner import hold
+from scripts.stage.paths import MODEL, StagePaths, owner_of
+from scripts.stage.rundir import finish_removals
+from scripts.stage.store import folder_of, identity_in, identity_of, made_store, stage_facts, take_in
 
 
 @dataclass(frozen=True)
@@ -114,22 +119,28 @@ class Stage:
         """Return the paths of the training stage; a checkpoint has another folder than the stage."""
         return self.paths.sibling(self.recipe.stage_trained(self.name))
 
-    def folder_of(self, identity: str) -> Path:
-        """Return the training folder of an identity, there or not."""
-        return folder_of(self.root or self.results, self.trained_paths, identity)
-
-    def opened(self, patience: float = 0.0) -> AbstractContextManager[Path]:
-        """Hold the training folder, made where missing; wait `patience` seconds for another process."""
-        root, facts = self.root or self.results, self.facts
-        return open_training(root, self.paths, self.trained_paths, facts, self.config, patience)
-
     @property
     def training(self) -> Path:
         """Return the training folder of the identity, there or not."""
-        return self.folder_of(self.identity)
+        return folder_of(self.root or self.results, self.trained_paths, self.identity)
 
-    @property
-    def exported_identity(self) -> str | None:
-        """Return the identity of the exported checkpoint, None without an export."""
-        record = read_if_there(self.paths.export_record, ExportRecord)
-        return record["identity"] if record else None
+    @contextmanager
+    def opened(self, patience: float = 0.0) -> Iterator[Path]:
+        """Hold the training folder, made where missing, and link the stage's ``run`` to the folder.
+
+        Another process that trains here is waited for, `patience` seconds.
+        """
+        root, facts = self.root or self.results, self.facts
+        folder = made_store(root) / identity_of(facts)
+        take_in(root, self.trained_paths)
+        is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
+        with nullcontext() if is_readable_alone else hold(owner_of(folder), patience):
+            if identity_in(folder) is None:
+                (folder / "checkpoints").mkdir(exist_ok=True)
+                write_text(folder / "config.yaml", config_text(self.config.values()))
+                write_json(folder / "identity.json", {"identity": folder.name, **facts})
+            if not is_readable_alone:
+                remove_leftovers(folder)
+                finish_removals(folder)
+            link_to(self.paths.directory / "run", folder)
+            yield folder

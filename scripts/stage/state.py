@@ -13,13 +13,13 @@ from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
-from scripts.records import CheckpointRecord, Choice, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, Choice, ExportRecord, RunIdentity, read_if_there, read_record
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.paths import owner_of
+from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.rule_settings import data_to_be_made
@@ -97,25 +97,27 @@ class States:
     def of(self, name: str) -> StageState:
         """Return the state of a stage or checkpoint."""
         began = time.monotonic()
-        if not self._known or began - self._since > max(self.max_age, 10 * self._took):
-            self._known, self._since, self._took, self._order = {}, began, 0.0, iter(self.recipe.stage_order())
+        if began - self._since >= max(self.max_age, 10 * self._took):
+            self._known, self._since, self._took = {}, began, 0.0
             try:
                 self._remade = data_to_be_made(self.recipe, self.results)
             except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
                 self._remade = set()
-        while name not in self._known:
-            each = next(self._order, name)
-            self._known[each] = self._state(each)
-        self._took += time.monotonic() - began
+        if name not in self._known:
+            for each in dict.fromkeys((*self.recipe.stage_order(), name)):
+                if each not in self._known:
+                    self._known[each] = self._state(each)
+            self._took += time.monotonic() - began
         return self._known[name]
 
     def published(self, name: str) -> str | None:
         """Return the identity of an export; None where the recipe of today asks for another."""
+        paths = StagePaths(self.results / name)
         if name not in self.recipe.choices:
             identity = self._known[self.recipe.stage_trained(name)].identity
-            return identity if Stage(self.recipe, self.results, name).exported_identity == identity else None
-        choice = self.recipe.choices[name]
-        record = read_if_there(Stage(self.recipe, self.results, name).paths.choice, Choice)
+            exported = read_if_there(paths.export_record, ExportRecord)
+            return identity if exported and exported["identity"] == identity else None
+        choice, record = self.recipe.choices[name], read_if_there(paths.choice, Choice)
         if record is None or record["by"] != choice.by:
             return None
         chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
@@ -150,10 +152,8 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
     run, state = stage.paths.run, StageState(stage.name, "waiting", planned, note=first)
     own = run if first else stage.training
     if not first:
-        state = replace(state, state="new", identity=stage.identity)
-        if own.is_dir():
-            attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
-            state = replace(state, run=own, attempts=attempts, **_steps(own, newest_step(own), planned))
+        attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
+        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned))
     for folder in dict.fromkeys((own, run)):
         if owner := holder(owner_of(folder), latest):
             return replace(state, state="training", note=describe(owner), trains_other=folder != own)
@@ -163,16 +163,16 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
     is_ours = record is not None and record["identity"] == state.identity
     if is_ours and (record["step"] == planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    was_trained = identity_in(run) is not None
-    if was_trained and own != run:
-        state = replace(state, changed=_changes(stage))
+    is_changed, note = own != run and identity_in(run) is not None, ""
     if state.start and own != run:
-        state = replace(state, note=f"trained in {own}")
+        note = f"trained in {own}"
     elif state.attempts:
-        state = replace(state, note=f"last attempt {state.attempts[-1]['outcome']}")
+        note = f"last attempt {state.attempts[-1]['outcome']}"
     if state.start or state.attempts:
-        return replace(state, state="trained" if state.is_trained else "unfinished")
-    return replace(state, state="stale" if record or (was_trained and own != run) else "new")
+        stands = "trained" if state.is_trained else "unfinished"
+    else:
+        stands = "stale" if record or is_changed else "new"
+    return replace(state, state=stands, note=note, changed=_changes(stage) if is_changed else ())
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
@@ -185,10 +185,11 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     return owner
 
 
-def _steps(run: Path, start: int, planned: int | None) -> dict[str, Any]:
+def _steps(run: Path, planned: int | None) -> dict[str, Any]:
     """Return the newest step, and the last step where the data end before the planned step."""
     if planned is None:
         return {}
+    start = newest_step(run)
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}

@@ -17,7 +17,7 @@ from scripts.stage.progress import recent_steps, step_seconds
 from scripts.stage.state import StageState
 
 QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-Changes = dict[str, Any]
+AT_REST = ("fresh", "waiting", "damaged")
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,25 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
         return _training(state, paths, latest.job if latest else None)
     if latest is not None and not _is_news(latest, paths, state):
         latest = None
-    status = StageStatus(state.stage, state.state, state.planned)
-    status = _at(status, state.last if state.state == "fresh" else state.start, recent_steps(state.run or paths.run))
+    entries = recent_steps(state.run or paths.run)
+    status = _at(state, state.last if state.state == "fresh" else state.start, entries)
     changes = _of_job(state, paths, latest) if latest and state.state != "damaged" else None
-    if changes is None and state.state not in ("fresh", "waiting", "damaged"):
-        changes = _failure(state, paths, latest)
-    return replace(status, **changes) if changes else replace(status, note=_note(state, latest))
+    if changes is None and state.state not in AT_REST and (failure := _failure(state, paths, latest)):
+        changes = {"state": "failed", "note": failure}
+    return replace(status, **(changes or {"note": _note(state, latest)}))
 
 
-def _at(status: StageStatus, step: int, entries: list[dict[str, Any]]) -> StageStatus:
+def _at(state: StageState, step: int, entries: list[dict[str, Any]]) -> StageStatus:
+    """Return the status at a step, with the figures that were logged there."""
     entry = next((entry for entry in reversed(entries) if entry["step"] == step), {})
-    return replace(status, step=step, reward=entry.get("reward_mean"), kl=entry.get("kl"))
+    reward, loss = entry.get("reward_mean"), entry.get("loss")
+    note = f"loss {loss:.3f}" if loss is not None and reward is None else ""
+    return StageStatus(state.stage, state.state, state.planned, step, reward, entry.get("kl"), note=note)
 
 
 def _note(state: StageState, latest: LatestJob | None) -> str:
     """Return the note of a stage at rest."""
-    if state.state in ("fresh", "waiting", "damaged"):
+    if state.state in AT_REST:
         return _joined(state.note, state.skipped)
     if state.state == "trained":
         return _joined("to be published", state.note, state.skipped)
@@ -73,31 +76,25 @@ def _note(state: StageState, latest: LatestJob | None) -> str:
 def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> StageStatus:
     """Return the status of a stage at work: the step of its attempt, once begun; `job` is the stage's newest."""
     run = paths.run if state.trains_other or state.run is None else state.run
-    owner = read_owner(owner_of(run)) or {}
+    owner, entries = read_owner(owner_of(run)) or {}, recent_steps(run)
     since = owner.get("since", 0.0)
     begun = next((attempt for attempt in read_attempts(run)[-1:] if attempt["time"] >= since), None)
-    entries = recent_steps(run)
     step = begun["from"] if begun else state.start
     if begun and entries and _changed_at(run / "metrics.jsonl") >= begun["time"]:
         step = entries[-1]["step"]
-    status = _at(StageStatus(state.stage, "training", state.planned), step, entries)
-    seconds = step_seconds(entries)
+    status, seconds = _at(state, step, entries), step_seconds(entries)
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
-    loss = next((entry.get("loss") for entry in reversed(entries) if entry["step"] == step), None)
+    where = f"since {clock(since)} on {owner.get('host', 'an unknown host')}"
     return replace(
         status,
         left=(state.last - step) * seconds if begun and state.last and seconds is not None else None,
         nodes=begun["nodes"] if begun else nodes,
         job=owner.get("slurm_job"),
-        note=_joined(
-            f"since {clock(since)} on {owner.get('host', 'an unknown host')}",
-            f"loss {loss:.3f}" if loss is not None and status.reward is None else "",
-            "with earlier settings or data" if state.trains_other else "",
-        ),
+        note=_joined(where, status.note, "with earlier settings or data" if state.trains_other else ""),
     )
 
 
-def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> Changes | None:
+def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> dict[str, Any] | None:
     """Return the status that a stage's Slurm job decides, or None."""
     job = latest.job
     if job.state in QUEUED:
@@ -117,19 +114,19 @@ def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> Changes 
     return None
 
 
-def _failure(state: StageState, paths: StagePaths, latest: LatestJob | None) -> Changes | None:
-    """Return the status of a failed stage with the log to read, or None."""
+def _failure(state: StageState, paths: StagePaths, latest: LatestJob | None) -> str | None:
+    """Say why a stage failed, with the log to read; None where it did not."""
     preflight, last = paths.logs / "preflight.log", state.attempts[-1] if state.attempts else None
     refused = not paths.preflight.exists() and preflight.exists() and preflight.stat().st_size > 0
     if refused and (last is None or _changed_at(preflight) > last["time"]):
-        return {"state": "failed", "note": f"preflight; see {preflight}"}
+        return f"preflight; see {preflight}"
     cut_off = latest is not None and latest.job.state in ENDED_BY_SLURM
     if last is None or state.is_trained or state.run != paths.run or cut_off:
         return None
     if last["outcome"] == "failed":
-        return {"state": "failed", "note": f"see {paths.attempts_log}"}
+        return f"see {paths.attempts_log}"
     if without_progress(state.run, last["call"] or 0, state.start):
-        return {"state": "failed", "note": f"two attempts without a new step; see {paths.attempts_log}"}
+        return f"two attempts without a new step; see {paths.attempts_log}"
     return None
 
 

@@ -24,7 +24,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
 
@@ -33,12 +33,8 @@ from scripts.files import (
     canonical_json,
     fsync_directory,
     link_to,
-    remove_leftovers,
     sha256_text,
-    write_json,
-    write_text,
 )
-from scripts.recipe.resolve import config_text
 from scripts.recipe.stage_settings import Checkpointing, TrainingConfig
 from scripts.records import (
     ADVICE,
@@ -101,32 +97,7 @@ def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
     return folder
 
 
-@contextmanager
-def open_training(
-    root: Path, paths: StagePaths, trained: StagePaths, facts: Facts, config: TrainingConfig, patience: float
-) -> Iterator[Path]:
-    """Hold the folder of the facts' identity, make it where it is missing, and link the stage's ``run`` to it.
-
-    `trained` is the stage whose run directory an earlier commit may have left; `paths` differs for a checkpoint of it.
-    Another process that trains here is waited for, `patience` seconds.
-    """
-    folder = _store(root) / identity_of(facts)
-    take_in(root, trained)
-    is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
-    with nullcontext() if is_readable_alone else hold(owner_of(folder), patience):
-        if identity_in(folder) is None:
-            (folder / "checkpoints").mkdir(exist_ok=True)
-            write_text(folder / "config.yaml", config_text(config.values()))
-            write_json(folder / "identity.json", {"identity": folder.name, **facts})
-        if not is_readable_alone:
-            remove_leftovers(folder)
-            finish_removals(folder)
-        paths.directory.mkdir(parents=True, exist_ok=True)
-        link_to(paths.directory / "run", folder)
-        yield folder
-
-
-def _store(root: Path) -> Path:
+def made_store(root: Path) -> Path:
     """Return the store, made with the mode of the results' folder: who may add a run may add a training."""
     store = root / STORE
     if not store.is_dir():
@@ -200,18 +171,16 @@ def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> l
 def take_in(root: Path, paths: StagePaths) -> None:
     """Rename a stage's run directories of earlier commits into the store, with its exports, and mend the links."""
     lock = paths.directory / "owner.json"  # an earlier commit's training holds it
-    if not _earlier(paths) and not lock.exists():
-        return _mend(root, paths)
-    with hold(lock, MOMENT):
+    with hold(lock, MOMENT) if _earlier(paths) or lock.exists() else nullcontext():
         for run in _earlier(paths):
             identity = identity_in(run)
             if identity is not None:
-                _take(run, _store(root) / identity)
+                _take(run, made_store(root) / identity)
             elif any(run.iterdir()):
                 raise UserError(f"{run}: holds files but no identity.json; {ADVICE[RunIdentity]}")
             else:
                 run.rmdir()
-        return _mend(root, paths)
+        _mend(root, paths)
 
 
 def _earlier(paths: StagePaths) -> list[Path]:

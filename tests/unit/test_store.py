@@ -29,7 +29,7 @@ from scripts.stage.progress import Reach, note_reach, read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import identity_in, prune_checkpoints, unlinked
+from scripts.stage.store import folder_of, identity_in, prune_checkpoints, unlinked
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -255,7 +255,7 @@ def test_a_run_directory_of_an_earlier_commit_is_valid_where_it_lies_and_moves_w
     run = earlier(a, 2, 3)
     Path("results/store", aside.name.removeprefix("run.")).rename(aside)
     assert a.training == a.paths.run == run and owner_of(run) == a.paths.directory / "owner.json"
-    assert a.folder_of(aside.name.removeprefix("run.")) == aside
+    assert folder_of(Path("results"), a.paths, aside.name.removeprefix("run.")) == aside
     assert exported_model(a.paths.export_record).parent == a.paths.directory / "exports"
     assert train(a) == (0, [3])
     folder = Path("results/store", a.identity)
