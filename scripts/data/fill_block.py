@@ -8,26 +8,20 @@ import codecs
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from scripts.data.placeholders import Lookup, PlaceholderError, fill_placeholder
+from scripts.data.placeholders import Lookup, fill_placeholder
 from scripts.data.question_tables import ExternalTables
 from scripts.data.reasoning import control_line
 from scripts.errors import UserError
 from scripts.recipe.source import Reasoning
 from scripts.rows.blocks import Block
-from scripts.rows.jsonl import environment_of, parse_row
+from scripts.rows.jsonl import RowError, environment_of, parse_row
 
 SHOWN = 20
 BOM = codecs.BOM_UTF8
-
-
-class _BadRow(Exception):
-    """The problem of a row; the caller adds file and line."""
 
 
 class _Agent(msgspec.Struct):
@@ -55,7 +49,6 @@ class _RowFields(msgspec.Struct):
 
 
 _FIELDS = msgspec.json.Decoder(_RowFields)
-BAD = (_BadRow, PlaceholderError, msgspec.MsgspecError, ValueError, RecursionError)
 
 
 @dataclass
@@ -109,7 +102,7 @@ def fill_block(
                 line.decode()
             if is_rewarded:
                 if fields.agent_ref is None:
-                    raise _BadRow("no agent_ref.name; every row names the environment that rewards it")
+                    raise RowError("no agent_ref.name; every row must name an environment for rewards")
                 names.append(fields.agent_ref.name)
             instead, prompt = line, fields.any_prompt
             if fields.placeholder:
@@ -118,7 +111,7 @@ def fill_block(
             result.prompt_hashes.append(xxh3_64_intdigest(prompt))
             if reasoning is not None:
                 instead = control_line(instead, reasoning, seed)
-        except BAD as error:
+        except (ValueError, RecursionError) as error:
             if line.strip():
                 _refuse(result, number, line, is_rewarded, error)
             else:
@@ -142,7 +135,7 @@ def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
         line = line.rstrip(b"\r")
         result.cleaned["carriage returns"] += 1
     if b"\r" in line:
-        raise _BadRow("a carriage return inside the row, where readers would cut it; remove it")
+        raise RowError("a carriage return inside the row, where readers would cut it; remove it")
     return line
 
 
@@ -154,21 +147,17 @@ def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, byte
 
 
 def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
+    """Count a bad row; the problem of a broken line is in the words of scripts.rows.jsonl."""
     result.bad_rows += 1
-    if len(result.problems) < SHOWN:
-        number += result.block.lines_before()
-        result.problems.append(_problem(line, result.block.path, number, is_rewarded, error))
-
-
-def _problem(line: bytes, path: Path, number: int, is_rewarded: bool, error: Exception) -> str:
-    """Return the problem of a row, in the words of scripts.rows.jsonl for a broken line."""
-    if isinstance(error, PlaceholderError):
-        return f"{path}:{number}: cannot resolve the placeholder: {error}"
-    if not isinstance(error, _BadRow):
+    if len(result.problems) == SHOWN:
+        return
+    path, number = result.block.path, number + result.block.lines_before()
+    problem = f"{path}:{number}: {error}"
+    if not isinstance(error, RowError):
         try:
-            row: dict[str, Any] = parse_row(line, path, number)
+            row = parse_row(line, path, number)
             if is_rewarded:
                 environment_of(row, path, number)
         except UserError as reason:
-            return str(reason)
-    return f"{path}:{number}: {error}"
+            problem = str(reason)
+    result.problems.append(problem)

@@ -6,7 +6,6 @@ rows or a tenth.
 """
 
 import hashlib
-import json
 import posixpath
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -19,12 +18,13 @@ from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.program import run_command_line
-from scripts.recipe.blend import IMAGE_FILES, MMPR_HOLDOUT
+from scripts.recipe.blend import MMPR_HOLDOUT
 from scripts.rows.jsonl import parse_row
 
 META, IMAGES = "meta/meta_public.json", "MMPR/images"
 SEED = 42
 SHOWN = 10
+TOTALS = ("rows", "several_images", "missing_images", "kept")
 
 
 @dataclass
@@ -57,7 +57,7 @@ def prepare_mmpr(
 
     `missing_images` is the share of rows that may lack their image. UserError, and no manifest, for incomplete data.
     """
-    start_blend(source, IMAGE_FILES["mmpr"], output, (META,))
+    start_blend(source, "mmpr", output, META)
     meta = _rewritten(source / "meta.json")
     extract_folder(source / "annotations.zip", "annotations", output / "MMPR/annotations", threads)
     if lost := [entry["annotation"] for entry in meta.values() if not (output / entry["annotation"]).is_file()]:
@@ -66,35 +66,19 @@ def prepare_mmpr(
             f"{_listed(lost)}; fetch both files at one revision"
         )
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
-    subsets = check_subsets(output, meta)
-    kept = sum(subset.kept for subset in subsets)
-    _judge(subsets, kept, missing_images, source)
+    known = files_below(output / IMAGES)
+    subsets = [
+        _check_subset(output, Subset(name, entry["root"], entry["annotation"]), known) for name, entry in meta.items()
+    ]
+    totals = {key: sum(getattr(subset, key) for subset in subsets) for key in TOTALS}
+    _judge(subsets, totals, missing_images, source)
     for subset in subsets:
         if (length := meta[subset.subset].get("length", subset.rows)) != subset.rows:
             print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {length}", flush=True)
     write_json(output / META, meta)
-    totals = {
-        key: sum(getattr(subset, key) for subset in subsets) for key in ("rows", "several_images", "missing_images")
-    }
-    checked = {"format": "mmpr", "subsets": len(subsets), **totals, "kept": kept, "images": images.files}
-    print(f"{output}: {json.dumps(checked)}", flush=True)
-    validation = held_out(kept)
-    write_index(
-        output,
-        source_record,
-        [asdict(subset) for subset in subsets] + [{"images": asdict(images)}],
-        [{"loader": "mmpr", "seed": SEED, "rows": validation}],
-        (kept - validation, validation),
-        checked,
-    )
-
-
-def check_subsets(base: Path, meta: dict[str, dict[str, Any]]) -> list[Subset]:
-    """Count the rows below `base` by the loader's rules."""
-    known = files_below(base / IMAGES)
-    return [
-        _check_subset(base, Subset(name, entry["root"], entry["annotation"]), known) for name, entry in meta.items()
-    ]
+    checked, validation = {"format": "mmpr", "subsets": len(subsets), **totals}, held_out(totals["kept"])
+    loader = {"seed": SEED, "rows": validation}
+    write_index(output, source_record, images, checked, [*map(asdict, subsets)], loader, validation)
 
 
 def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
@@ -157,10 +141,9 @@ def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
             yield number, line, images
 
 
-def _judge(subsets: list[Subset], kept: int, missing: float, source: Path) -> None:
+def _judge(subsets: list[Subset], totals: dict[str, int], missing: float, source: Path) -> None:
     """UserError for too many missing images or too few rows."""
-    rows = sum(subset.rows for subset in subsets)
-    lost = sum(subset.missing_images for subset in subsets)
+    rows, _, lost, kept = totals.values()
     if lost > missing * rows:
         where = [f"{part.subset} ({part.missing_images} of {part.rows})" for part in subsets if part.missing_images]
         raise UserError(

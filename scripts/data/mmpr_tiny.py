@@ -4,9 +4,7 @@ The loader joins its cache folder and the path of a row's first image, skips no 
 the holdout, or a tenth. With ``.mmpr_ready`` there, nothing is fetched.
 """
 
-import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +17,6 @@ from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import filled_by_program, sha256_file, write_text
 from scripts.program import run_command_line
-from scripts.recipe.blend import IMAGE_FILES
 
 TABLE = "mmpr_tiny.parquet"
 IMAGES = "MMPR-Tiny/images"
@@ -39,7 +36,7 @@ def prepare_mmpr_tiny(
 
     UserError, and neither mark nor manifest, for a row that would stop the loader.
     """
-    start_blend(source, IMAGE_FILES["mmpr_tiny"], output, (READY, TABLE))
+    start_blend(source, "mmpr_tiny", output, READY, TABLE)
     images = extract_folder(source / "images.zip", "images", output / IMAGES, threads)
     rows, several = _check_rows(source / TABLE, output)
     validation = min(holdout, rows // 10)
@@ -48,16 +45,9 @@ def prepare_mmpr_tiny(
     with filled_by_program(output / TABLE) as fresh:
         shutil.copyfile(source / TABLE, fresh)
     write_text(output / READY, "ready\n")
-    checked = {"format": "mmpr_tiny", "rows": rows, "kept": rows, "several_images": several, "images": images.files}
-    print(f"{output}: {json.dumps(checked)}", flush=True)
-    write_index(
-        output,
-        source_record,
-        [{"table": TABLE, "rows": rows, "sha256": sha256_file(output / TABLE)}, {"images": asdict(images)}],
-        [{"loader": "mmpr_tiny", "first_rows": validation}],
-        (rows - validation, validation),
-        checked,
-    )
+    checked = {"format": "mmpr_tiny", "rows": rows, "kept": rows, "several_images": several}
+    table = {"table": TABLE, "rows": rows, "sha256": sha256_file(output / TABLE)}
+    write_index(output, source_record, images, checked, [table], {"first_rows": validation}, validation)
 
 
 def _check_rows(table: Path, base: Path) -> tuple[int, int]:

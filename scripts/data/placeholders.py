@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from scripts.rows.jsonl import RowError
+
 
 @dataclass(frozen=True)
 class ExternalTable:
@@ -35,8 +37,11 @@ TABLES = {
 }
 
 
-class PlaceholderError(Exception):
+class PlaceholderError(RowError):
     """Why a placeholder row cannot be filled; the caller adds file and line."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"cannot resolve the placeholder: {problem}")
 
 
 Lookup = Callable[[ExternalTable, int], tuple[str | None, str | None]]

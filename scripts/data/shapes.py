@@ -66,14 +66,15 @@ class Mapper:
         heads = {column: column if column in names else column.partition(".")[0] for column in mapped.values()}
         if unknown := next((column for column, head in heads.items() if head not in names), None):
             raise Misfit(f"has no column {unknown}{nearest(unknown, names)}")
-        free = [name for name in names if name not in {*heads.values()} and name not in mapped]
+        hidden = {*heads.values(), *mapped}
         if mapped.keys() & {*CONTENT} and not mapped.keys() & {*CONVERSATIONS}:
-            free = [name for name in free if name not in CONVERSATIONS]
+            hidden.update(CONVERSATIONS)
         contract = contract_of(rows.environment or "")
         self.fields = {*getattr(contract, "__struct_fields__", ())}
         is_gym = kind == "prompts" and "responses_create_params" in names
         takes_all = is_gym or (kind == "prompts" and contract is None and not mapped)
-        free = [name for name in free if takes_all or name in CONTENT or name in BESIDE or name in self.fields]
+        known = {*CONTENT, *BESIDE, *self.fields}
+        free = [name for name in names if name not in hidden and (takes_all or name in known)]
         self.column = {**mapped, **{name: name for name in free}}
         self.needed = list(dict.fromkeys([*heads.values(), *free]))
         self.extra = [name for name in self.column if takes_all or name in mapped or name in self.fields]
@@ -220,7 +221,7 @@ class Mapper:
         if self.is_table:
             published = without_nulls(published)
         row, request = published, published.get("responses_create_params")
-        if self.column.keys() != published.keys() or any(self.column[name] != name for name in self.column):
+        if self.column != {name: name for name in published}:
             row = {name: self._value(published, name) for name in self.column}
         if not row.get("agent_ref") and self.rows.environment:
             row = row | self._agent(published)

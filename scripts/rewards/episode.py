@@ -107,11 +107,6 @@ class EpisodeResponse(str):
     episode: Episode
     messages: list[dict[str, Any]]
 
-    @property
-    def reward(self) -> Any:
-        """Return the environment's reward of the rollout; NotJudged where a tool did not return."""
-        return self.episode._reward()
-
 
 def whole_text(response: str) -> str:
     """Write a response, with all turns, for reading."""

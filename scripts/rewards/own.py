@@ -49,17 +49,17 @@ class OwnEnvironment:
         if self.reads_response:
             name, value = "verify", self._call("verify", row, response)
         else:
-            earned = response.reward if isinstance(response, EpisodeResponse) else self._untouched(row)
-            name, value = "get_reward", earned
+            episode = response.episode if isinstance(response, EpisodeResponse) else self._begun(row)
+            name, value = "get_reward", episode._reward()
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
             raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row)
         return value
 
-    def _untouched(self, row: Row) -> Any:
+    def _begun(self, row: Row) -> Episode:
         episode = self.environment_factory()
         episode.reset(json.dumps(row))
-        return episode._reward()
+        return episode
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """Return the rewards of one prompt's rollouts, in order."""
@@ -114,10 +114,8 @@ class OwnEnvironment:
         classes = [
             kind
             for name, kind in vars(module).items()
-            if getattr(kind, "__module__", "") == module.__name__
-            and isinstance(kind, type)
-            and not name.startswith("_")
-            and hasattr(kind, "reset")
+            if inspect.isclass(kind) and kind.__module__ == module.__name__
+            if not name.startswith("_") and hasattr(kind, "reset")
         ]
         if len(classes) > 1:
             names = ", ".join(kind.__name__ for kind in classes)

@@ -82,15 +82,15 @@ class Sandbox:
             self._idle.put(server)
 
 
-def cores() -> int:
-    """Count the cores available to the process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @cache
 def sandbox(function: str, *imports: str) -> Sandbox:
     """Return the sandbox of a function, shared by all callers."""
     return Sandbox(function, *imports)
+
+
+def cores() -> int:
+    """Count the cores available to the process."""
+    return len(os.sched_getaffinity(0))
 
 
 class _Server:

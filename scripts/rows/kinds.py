@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from scripts.installed import environments
 from scripts.recipe.environment import Environment
 from scripts.rows.examples import Demonstration, Example, Pair, Ranked, form_of, is_ranked, preference_of
-from scripts.rows.messages import messages_of
+from scripts.rows.messages import messages_of, tools_of
 from scripts.rows.request import PromptRow, problem_of
 
 Row = dict[str, Any]
@@ -57,7 +57,7 @@ class Prompts(RowKind):
 
     def example(self, row: Row) -> Example:
         """The prompt and its tools."""
-        return Example(messages_of(row), row["responses_create_params"].get("tools") or None)
+        return Example(messages_of(row), tools_of(row))
 
     def problem(self, row: Row, environment: str = "") -> str | None:
         """What breaks the contract of the row's environment."""

@@ -18,6 +18,11 @@ def messages_of(row: dict[str, Any]) -> list[Message]:
     return [{"role": "user", "content": given}] if isinstance(given, str) else given
 
 
+def tools_of(row: dict[str, Any]) -> list[Any] | None:
+    """Return the tools declared by a row's prompt, or None."""
+    return row["responses_create_params"].get("tools") or None
+
+
 def text_of(content: Any, picture: str | None = None) -> str:
     """Return the text of a message's content, a string or a list of parts; `picture` stands for a part without text."""
     if isinstance(content, list):

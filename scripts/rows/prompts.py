@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from scripts.errors import UserError
-from scripts.rows.messages import closing_text, messages_of
+from scripts.rows.messages import closing_text, messages_of, tools_of
 
 Row = dict[str, Any]
 Messages = list[dict[str, Any]]
@@ -81,8 +81,3 @@ def render(messages: Messages, processor: Any, **options: Any) -> str:
 def render_prompt(row: Row, processor: Any, **variables: Any) -> str:
     """Render a row's prompt and tools in the chat template, ready for the answer; `variables` are the template's."""
     return render(prompt_of(row), processor, tools=tools_of(row), add_generation_prompt=True, **variables)
-
-
-def tools_of(row: Row) -> list[Any] | None:
-    """Return the tools declared by a row's prompt, or None."""
-    return row["responses_create_params"].get("tools") or None
