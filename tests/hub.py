@@ -14,7 +14,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
 
 from tests.hub_uploads import LFS_BYTES, Uploads
 
@@ -100,6 +104,21 @@ class Hub:
                 if piece in path and faults:
                     return faults.pop(0)
         return Fault()
+
+
+def turn_client(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
+    """Turn this process's client to a hub, with a cache of its own and no token."""
+    for name, value in {
+        "ENDPOINT": url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_CACHE": str(home / "hub"),
+        "HF_TOKEN_PATH": str(home / "token"),
+        "AGENT_HARNESSES_PATH": str(home / "agents.json"),
+        "HF_HUB_DISABLE_XET": True,
+        "HF_HUB_OFFLINE": False,
+    }.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
 
 
 class _Handler(Uploads, BaseHTTPRequestHandler):

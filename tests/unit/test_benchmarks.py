@@ -20,7 +20,8 @@ from scripts.report.card import model_card
 from scripts.report.environments import write_environments_page
 from scripts.report.stage_page import write_stage_page
 from scripts.stage.paths import StagePaths
-from tests.conftest import ROOT, SHORT
+from tests.cases import cases
+from tests.conftest import ROOT, SHORT, refusal
 from tests.lm_eval_files import write_answers
 from tests.report_files import write_manifest, write_stage
 
@@ -128,30 +129,13 @@ def test_a_gate_judges_scores_and_changes_by_their_intervals(score):
     )
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "gate", "message"),
-    [
-        ({"tasks": ["gsm8k", {"task": "gsm8k"}]}, {}, "evaluation.tasks: gsm8k stands there more than once"),
-        ({"tasks": [{"task": "gsm8k", "shots": 5}]}, {}, "unknown key"),
-        ({"tasks": [{"task": "mine", "include_path": "nowhere"}]}, {}, "include_path: no such folder: "),
-        ({}, {}, "evaluation.max_new_tokens: is missing"),
-        ({"tasks": ["gsm8k"]}, {"metric": "benchmark_score", "min": 0.5}, "benchmark_score needs a benchmark"),
-        (
-            {"tasks": ["gsm8k"]},
-            {"metric": "benchmark_change", "benchmark": "gsm9k", "min": 0},
-            "benchmark: no benchmark is named gsm9k; did you mean gsm8k?",
-        ),
-        ({"max_new_tokens": 8}, {"metric": "worst_benchmark_change", "min": 0}, "the evaluation has no tasks"),
-    ],
-)
+@cases("benchmarks.mistakes", "evaluation", "gate", "message")
 def test_a_mistake_in_the_tasks_or_a_gate_on_them_is_one_message(tmp_path, evaluation, gate, message):
     recipe = yaml.safe_load(SHORT.read_text()) | {"evaluation": evaluation}
     recipe["stages"]["rlvr1"]["gate"] = [gate] if gate else []
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    with pytest.raises(UserError) as caught:
-        load_recipe(path)
-    assert message in str(caught.value)
+    assert message in refusal(load_recipe, path)
 
 
 def test_tasks_alone_are_an_evaluation_without_held_out_scores(tmp_path):

@@ -3,13 +3,13 @@
 import subprocess
 
 import pytest
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard
 
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.report.card import model_card
 from tests import programs
-from tests.hub import Fault, Hub
+from tests.hub import Fault, Hub, turn_client
 
 WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
 
@@ -92,18 +92,9 @@ def hub():
 @pytest.fixture
 def push(hub, chain, tmp_path, monkeypatch):
     """Run the program against the hub; all it prints."""
-    for name, value in {
-        "ENDPOINT": hub.url,
-        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
-        "HF_HUB_CACHE": str(tmp_path / "home/hub"),
-        "HF_TOKEN_PATH": str(tmp_path / "home/token"),
-        "HF_HUB_DISABLE_XET": True,
-        "HF_HUB_OFFLINE": False,
-    }.items():
-        monkeypatch.setattr(constants, name, value)
+    turn_client(monkeypatch, hub.url, tmp_path / "home")
 
     def run(*options: str, token: str | None = WRITER) -> subprocess.CompletedProcess:
-        monkeypatch.delenv("HF_TOKEN", raising=False)
         if token:
             monkeypatch.setenv("HF_TOKEN", token)
         command = ("scripts.commands.__main__", "push", chain / "rlvr1/hf", "--repository", "org/model")

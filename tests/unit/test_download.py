@@ -22,13 +22,13 @@ from demo.synthesize import write_source
 from scripts.data import hub
 from scripts.data.download import fetch_source, tables_named
 from scripts.data.placeholders import TABLES
-from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import FolderSource, HubSource
-from tests.conftest import ROOT, SHORT
-from tests.hub import Fault, Hub
+from tests.cases import cases
+from tests.conftest import ROOT, SHORT, refusal
+from tests.hub import Fault, Hub, turn_client
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
 SMALL, LARGE = b'{"id": 1}\n', b'{"id": 1}\n' * 30_000
@@ -43,16 +43,16 @@ def row_of(dataset: str) -> bytes:
 def served(monkeypatch, tmp_path):
     """A hub, this process's client turned to it with a cache of its own, no token, and no waiting between attempts."""
     with Hub() as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home/hub"))
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "home/token"))
-        monkeypatch.setattr(constants, "AGENT_HARNESSES_PATH", str(tmp_path / "home/agents.json"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        turn_client(monkeypatch, running.url, tmp_path / "home")
         monkeypatch.setattr(hub, "WAITS", (0.01,) * 3)
-        monkeypatch.delenv("HF_TOKEN", raising=False)
         yield running
+
+
+@pytest.fixture
+def data(served):
+    """The repository org/data, with both blends."""
+    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+    return served.repositories["org/data"]
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +79,6 @@ def fetched(tmp_path, recipe):
     fetch.folder = tmp_path / "source"
 
     return fetch
-
-
-def refusal(action, *arguments, **changes) -> str:
-    with pytest.raises(UserError) as error:
-        action(*arguments, **changes)
-    return str(error.value)
 
 
 def described(content: bytes) -> dict:
@@ -185,9 +179,8 @@ def test_a_redirect_to_a_repositorys_new_id_is_followed(served, fetched, monkeyp
     ],
     ids=["cut", "cut in several ways", "cut, and sent whole where its rest was asked"],
 )
-def test_a_cut_body_is_whole_in_the_end(faults, served, fetched, tmp_path, monkeypatch):
+def test_a_cut_body_is_whole_in_the_end(faults, served, data, fetched, tmp_path, monkeypatch):
     monkeypatch.setattr(file_download.time, "sleep", lambda _: None)
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.faults["GET storage"] = [*faults, Fault(ignores_range=True)]
     fetched()
     assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
@@ -212,8 +205,7 @@ def test_a_killed_download_leaves_nothing_half_made_and_the_next_fetches_it(serv
 
 
 @pytest.mark.parametrize(("where", "status"), [("/api/datasets", 429), ("GET storage", 500)])
-def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, fetched, capsys):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, data, fetched, capsys):
     served.faults[where] = [Fault(status=status)] * 3
     assert fetched()["files"]["b.jsonl"] == described(LARGE)
     assert capsys.readouterr().err.count(f"the hub answers {status} (fault); asked again in 0.01 s") == 3
@@ -227,20 +219,18 @@ def test_a_hub_that_throttles_or_fails_is_asked_again(where, status, served, fet
         (Fault(keep=0, lies=True), "OSError Consistency check failed"),
     ],
 )
-def test_what_keeps_failing_ends_in_one_message(fault, why, served, fetched, tmp_path):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+def test_what_keeps_failing_ends_in_one_message(fault, why, served, data, fetched, tmp_path):
     served.faults["GET storage"] = [fault] * 50
     message = refusal(fetched)
     assert "b.jsonl of org/data at main (" in message and f"), from {served.url}: {why}" in message
     assert not (tmp_path / "source").exists()
 
 
-def test_a_damaged_body_is_fetched_again_once(served, fetched, capsys):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+def test_a_damaged_body_is_fetched_again_once(served, data, fetched, capsys):
     served.faults["GET storage"] = [Fault(damage=True)]
     assert fetched()["files"]["b.jsonl"] == described(LARGE)
     assert "damaged, not the content of b.jsonl of org/data" in capsys.readouterr().err
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 2})
+    data.commit({"a.jsonl": SMALL, "b.jsonl": LARGE * 2})
     served.faults["GET storage"] = [Fault(damage=True)] * 2
     assert "b.jsonl of org/data at main (" in (message := refusal(fetched)) and "came damaged twice" in message
 
@@ -248,9 +238,8 @@ def test_a_damaged_body_is_fetched_again_once(served, fetched, capsys):
 @pytest.mark.parametrize(("name", "content"), [("a.jsonl", SMALL), ("b.jsonl", LARGE)])
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"X" + content[1:]])
 def test_a_damaged_file_of_the_cache_is_named_and_fetched_again(
-    name, content, damage, served, fetched, capsys, monkeypatch
+    name, content, damage, data, fetched, capsys, monkeypatch
 ):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     fetched()
     (pointer,) = Path(constants.HF_HUB_CACHE).rglob(f"snapshots/*/{name}")
     blob = pointer.resolve()
@@ -278,11 +267,10 @@ def test_what_is_cached_is_not_downloaded_again_and_a_moved_branch_brings_what_c
 
 @pytest.mark.parametrize("is_offline", [True, False], ids=["HF_HUB_OFFLINE", "unreachable"])
 def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
-    is_offline, served, fetched, capsys, monkeypatch
+    is_offline, data, fetched, capsys, monkeypatch
 ):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     record = fetched()
-    served.repositories["org/data"].commit({"a.jsonl": SMALL * 2, "b.jsonl": LARGE})
+    data.commit({"a.jsonl": SMALL * 2, "b.jsonl": LARGE})
     if is_offline:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     else:
@@ -292,8 +280,7 @@ def test_without_the_hub_a_branch_is_the_commit_that_the_cache_remembers(
     assert "asked again" not in said
 
 
-def test_without_the_hub_what_is_not_cached_is_named(served, fetched, monkeypatch):
-    served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
+def test_without_the_hub_what_is_not_cached_is_named(data, fetched, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     message = refusal(fetched)
     assert "org/data at main" in message and "HF_HUB_OFFLINE is set, and the cache does not have it" in message
@@ -482,19 +469,10 @@ DATA_SET = {
     "socratic/all.parquet": parquet("4"),
     "notes/x.txt": b"",
 }
-CHOSEN = [
-    ({"subset": "main", "split": "train"}, None, "12"),
-    ({"subset": "main", "split": "train+test"}, None, "123"),
-    ({"subset": "main"}, None, "12"),
-    ({"subset": "socratic"}, None, "4"),
-    ({}, "main/t*.parquet", "312"),
-    ({}, "**/*.parquet", "3124"),
-    ({}, ["main/test.parquet", "main/train-*-of-00002.parquet"], "312"),
-]
 
 
 @pytest.mark.parametrize("has_card", [True, False], ids=["card", "names"])
-@pytest.mark.parametrize(("said", "file", "rows"), CHOSEN)
+@cases("download.chosen", "said", "file", "rows")
 def test_a_subset_and_a_split_are_the_files_of_the_card_or_of_the_names(said, file, rows, has_card, served, fetched):
     commit = served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
     source = HubSource(kind="hub", repository="org/data", **said)
@@ -512,17 +490,7 @@ def questions_of(path) -> str:
     return "".join(json.loads(line)["messages"][0]["content"] for line in path.read_text().splitlines())
 
 
-WRONG = [
-    ({"subset": "mian"}, True, "org/data: has no subset mian; did you mean main?; set source.subset"),
-    ({"split": "train"}, True, "org/data: has no subset default; valid: main, socratic; set source.subset"),
-    ({"subset": "main", "split": "dev"}, True, "org/data: has no split dev; valid: test, train; set source.split"),
-    ({"subset": "mian"}, False, "org/data: has no folder mian of a subset; did you mean main?"),
-    ({"subset": "main", "split": "dev"}, False, "org/data: has no split dev; valid: test, train"),
-    ({"subset": "notes"}, False, "org/data: has no file that ends in .parquet"),
-]
-
-
-@pytest.mark.parametrize(("said", "has_card", "message"), WRONG)
+@cases("download.wrong", "said", "has_card", "message")
 def test_a_subset_or_split_that_is_not_there_is_told_with_those_that_are(said, has_card, message, served, fetched):
     served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
     source = HubSource(kind="hub", repository="org/data", **said)

@@ -16,6 +16,8 @@ from PIL import Image
 from scripts.data import archives, mmpr, mmpr_tiny
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
+from tests.cases import cases
+from tests.conftest import refusal
 
 SUBSETS = {"openbmb/RLAIF-V": ("RLAIF-V", 24), "CLEVR_math_sr0.5": ("CLEVR", 9), "ScienceQA": ("ScienceQA/images", 7)}
 OURS = ("manifest.json", "train-split.jsonl", "val-split.jsonl", "check.json")
@@ -94,11 +96,10 @@ def refused(prepare, tmp_path):
     """The message of a preparation that must fail and leave nothing that looks complete."""
 
     def run(**options) -> str:
-        with pytest.raises(UserError) as error:
-            prepare(**options)
+        said = refusal(prepare, **options)
         output = tmp_path / "results/data/mpo"
         assert not any((output / name).exists() for name in (*OURS, mmpr.META))
-        return str(error.value).replace(f"{tmp_path}/", "")
+        return said.replace(f"{tmp_path}/", "")
 
     return run
 
@@ -226,33 +227,13 @@ def test_a_missing_file_is_named(refused, published, name):
     assert refused(write=False) == f"source/mpo: has no {name}; fetch the blend again, or put it there"
 
 
-@pytest.mark.parametrize(
-    ("row", "why"),
-    [
-        ({"image": "part/0.png", "question": "?", "chosen": "a"}, "needs the texts image (one or a list), question,"),
-        (
-            pair(None),
-            "needs the texts image (one or a list), question, chosen and rejected; the loader would stop here",
-        ),
-        (pair(""), "image '' is a folder, which the loader takes for an image"),
-        ("\n", "blank line; remove it"),
-        ('{"image": "a.png", "quest', "not valid JSON"),
-    ],
-)
+@cases("mmpr.rows", "row", "why")
 def test_a_row_that_would_stop_the_loader_is_named(refused, published, row, why):
     published.rows["MMPR/annotations/ScienceQA.jsonl"][6] = row
     assert f"results/data/mpo/MMPR/annotations/ScienceQA.jsonl:7: {why}" in refused(threads=2)
 
 
-@pytest.mark.parametrize(
-    ("entry", "why"),
-    [
-        ({"root": "MMPR/images/CLEVR"}, "subset CLEVR needs a root in images/ and an annotation in annotations/"),
-        ({"root": "pictures", "annotation": "annotations/a"}, "subset CLEVR needs a root in images/"),
-        ({"root": "images/../..", "annotation": "annotations/a"}, "subset CLEVR needs a root in images/"),
-        ([], "subset CLEVR needs a root in images/"),
-    ],
-)
+@cases("mmpr.entries", "entry", "why")
 def test_another_kind_of_meta_file_is_refused(refused, published, entry, why):
     published.meta["CLEVR"] = entry
     assert why in refused()
@@ -370,15 +351,7 @@ def test_the_tiny_loader_holds_out_no_more_than_a_tenth(prepare_tiny):
     assert [manifest[side]["rows"] for side in ("train", "validation")] == [23, 2]
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"images": [{"path": "images/5.png", "bytes": None}]}, "image images/5.png is not in images.zip"),
-        ({"images": []}, "images names no path"),
-        ({"prompt": [{"role": "system", "content": "Think."}]}, "prompt has no text of the user"),
-        ({"reward_model": {"ground_truth": None, "style": "rule"}}, "reward_model has no text ground_truth"),
-    ],
-)
+@cases("mmpr.tiny", "changed", "why")
 def test_a_row_that_would_stop_the_tiny_loader_is_named(prepare_tiny, tmp_path, changed, why):
     rows = [tiny_row(number) for number in range(40)]
     rows[5] = tiny_row(5, **changed)
