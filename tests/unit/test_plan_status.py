@@ -30,6 +30,7 @@ from scripts.stage.publish import export_name
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
+from tests.cases import cases
 from tests.conftest import ROOT
 from tests.stages import checkpoint_record, note_made, open_folder
 
@@ -92,9 +93,9 @@ class Tree:
         self.log(stage, range(1, max(steps, default=0) + 1))
         return run
 
-    def log(self, stage: str, steps, seconds: float = 2.0, **more) -> None:
+    def log(self, stage: str, steps, seconds: float = 2.0, times: int = 1, **more) -> None:
         names = more | {"reward_mean": 0.5, "kl": 0.0123} if stage != "sft" else {"loss": 1.25}
-        lines = [json.dumps({"step": step, "seconds": seconds, **names}) for step in steps]
+        lines = [json.dumps({"step": step, "seconds": seconds, **names}) for step in steps] * times
         with (self.directory(stage) / "run/metrics.jsonl").open("a") as file:
             file.write("".join(line + "\n" for line in lines))
 
@@ -134,6 +135,31 @@ class Tree:
         record |= {"slurm_job": "17", "since": time.time() - 60, "token": "t"} | changes
         write_json(self.directory(stage) / "run/owner.json", record)
 
+    def write(self, path: str, text: str) -> None:
+        (self.results / path).parent.mkdir(exist_ok=True)
+        (self.results / path).write_text(text)
+
+    def remove(self, path: str) -> None:
+        (self.results / path).unlink()
+
+    def age(self, path: str, seconds: float) -> None:
+        """Let a file be so many seconds old."""
+        at = time.time() - seconds
+        os.utime(self.results / path, (at, at))
+
+    def play(self, steps: list[dict]) -> None:
+        """Do what methods of these names do; of `status` and `plan`, hold the lines of stages against patterns."""
+        for step in steps:
+            ((name, values),) = step.items()
+            if name in ("status", "plan"):
+                for stage, pattern in values.items():
+                    line = getattr(self, name)(stage)
+                    assert re.search(pattern, line), (step, line)
+            elif isinstance(values, dict):
+                getattr(self, name)(**values)
+            else:
+                getattr(self, name)(*values)
+
     def status(self, stage: str) -> str:
         return next(line for line in status_text(self.project).splitlines() if line.startswith(f"{stage} "))
 
@@ -156,17 +182,9 @@ def tree(tmp_path, monkeypatch):
 # --- the states of status ---
 
 
-def test_nothing_trained_is_new_and_what_follows_waits(tree):
-    assert re.fullmatch(r"sft +new( +-)+", tree.status("sft"))
-    assert re.fullmatch(r"rlvr1 +waiting( +-)+ +sft comes first", tree.status("rlvr1"))
-    (tree.results / "data/sft/manifest.json").unlink()
-    assert re.fullmatch(r"sft +waiting( +-)+ +its data come first", tree.status("sft"))
-
-
-def test_fresh_with_the_last_steps_reward_and_kl(tree):
-    tree.publish("sft", "rlvr1")
-    assert re.fullmatch(r"sft +fresh +600/600 +- +- +- +- +-", tree.status("sft"))
-    assert re.fullmatch(r"rlvr1 +fresh +12/12 +0.500 +0.0123 +- +- +-", tree.status("rlvr1"))
+@cases("plan_status.states", "steps")
+def test_status_and_plan_tell_the_state_a_stage_is_in(tree, steps):
+    tree.play(steps)
 
 
 def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what_was_skipped(tree):
@@ -190,174 +208,12 @@ def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what
     assert re.fullmatch(r"rlvr1 +fresh +9/12 .* 48 rows skipped at 2 resumes", tree.status("rlvr1"))
 
 
-def test_stale_says_what_changed_and_how_much_more(tree):
-    tree.publish("sft", "rlvr1")
-    tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9, policy: {max_total_sequence_length: 80},")
-    changed = "policy.max_total_sequence_length 96 -> 80"
-    assert re.fullmatch(rf"rlvr1 +stale( +-)+ +{changed}, seed 1 -> 9", tree.status("rlvr1"))
-    assert re.search(rf"rlvr1 +trains again +12 of 12 .* {changed}, seed 1 -> 9$", tree.plan("rlvr1"))
-
-
-def test_queued_says_since_when_and_why(tree):
-    tree.publish("sft")
-    tree.job("rlvr1", "PENDING")
-    assert re.fullmatch(
-        r"rlvr1 +queued +0/12 +- +- +- +2 +17 +since [\d: -]+, Priority, as of [\d: -]+", tree.status("rlvr1")
-    )
-    tree.job("rlvr1", "PENDING", ago=4000, reason="None")
-    assert re.search(r"queued .* since [\d: -]+, no reason told, as of [\d: -]+$", tree.status("rlvr1"))
-
-
-def test_a_job_back_in_the_queue_keeps_its_step(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, "unfinished", job="17")
-    tree.job("rlvr1", "PENDING", ago=-1, reason="BeginTime")
-    assert re.search(r"rlvr1 +queued +4/12 +0.500 +0.0123 .* BeginTime, as of [\d: -]+$", tree.status("rlvr1"))
-
-
-def test_what_the_stage_told_after_slurm_was_last_heard_is_the_news(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, "unfinished", job="17")
-    tree.job("rlvr1", "PENDING", ago=30)
-    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt unfinished$", tree.status("rlvr1"))
-    tree.publish("rlvr1")
-    assert re.search(r"rlvr1 +fresh", tree.status("rlvr1"))
-
-
-def test_running_and_not_yet_training_is_new_with_the_word_of_slurm(tree):
-    tree.publish("sft")
-    tree.job("rlvr1", "RUNNING")
-    assert re.search(r"rlvr1 +new .* job 17 RUNNING as of [\d: -]+$", tree.status("rlvr1"))
-
-
-def test_training_shows_step_reward_kl_time_left_nodes_and_job(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.owner("rlvr1")
-    assert re.search(r"rlvr1 +training +4/12 +0.500 +0.0123 +- +- +17 +since [\d: -]+ on node1$", tree.status("rlvr1"))
-    tree.attempt("rlvr1", 4, None, job="17")
-    tree.log("rlvr1", [5, 6], seconds=60)
-    assert re.search(r"rlvr1 +training +6/12 +0.500 +0.0123 +12 s +2 +17 ", tree.status("rlvr1"))
-
-
 def test_training_of_an_sft_shows_its_loss(tree):
     tree.run("sft", 200)
     with hold(tree.directory("sft") / "run/owner.json"):
         tree.attempt("sft", 200, None)
         tree.log("sft", [201])
         assert re.search(r"sft +training +201/600 +- +- +13 min +2 +- .*, loss 1.250$", tree.status("sft"))
-
-
-def test_a_resumed_training_is_at_its_checkpoint_until_it_logs_a_step(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.log("rlvr1", [5, 6, 7])
-    past = time.time() - 100
-    os.utime(tree.directory("rlvr1") / "run/metrics.jsonl", (past, past))
-    tree.owner("rlvr1")
-    tree.attempt("rlvr1", 4, None)
-    assert re.search(r"rlvr1 +training +4/12 +0.500", tree.status("rlvr1"))
-
-
-def test_training_of_what_the_recipe_said_before_is_told_and_counts_for_nothing(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.owner("rlvr1")
-    tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
-    assert "with earlier settings or data" in tree.status("rlvr1")
-    assert re.search(r"rlvr1 +training, from step 0 +12 of 12", tree.plan("rlvr1"))
-
-
-def test_a_dead_owner_trains_nothing(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, None, job="17")
-    tree.owner("rlvr1")
-    tree.job("rlvr1", "NODE_FAIL")
-    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt killed, job 17 NODE_FAIL as of", tree.status("rlvr1"))
-    tree.owner("rlvr1", slurm_job="16")
-    silent = time.time() - 400
-    os.utime(tree.directory("rlvr1") / "run/owner.json", (silent, silent))
-    assert "unfinished" in tree.status("rlvr1")
-
-
-def test_failed_names_the_log(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, "failed")
-    log = "results/tiny/rlvr1/logs/attempts.log"
-    assert re.search(rf"rlvr1 +failed +4/12 .* see {log}$", tree.status("rlvr1"))
-    assert re.search(r"rlvr1 +resumes at step 4 +8 of 12 .* last attempt failed$", tree.plan("rlvr1"))
-    tree.attempt("rlvr1", 4, "waited")
-    assert "failed" in tree.status("rlvr1")
-    tree.attempt("rlvr1", 4, None, call=8)
-    assert re.search(r"rlvr1 +unfinished +4/12 .* last attempt killed$", tree.status("rlvr1"))
-    tree.attempt("rlvr1", 4, None, call=8)
-    assert re.search(rf"rlvr1 +failed .* two attempts without a new step; see {log}$", tree.status("rlvr1"))
-
-
-def test_failed_before_its_first_checkpoint(tree):
-    tree.run("sft")
-    tree.attempt("sft", 0, "failed")
-    assert re.search(r"sft +failed +0/600 .* see results/tiny/sft/logs/attempts.log$", tree.status("sft"))
-
-
-def test_a_failure_that_slurm_caused_is_unfinished(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, "failed", job="17")
-    tree.job("rlvr1", "PREEMPTED")
-    assert re.search(r"rlvr1 +unfinished .* job 17 PREEMPTED as of", tree.status("rlvr1"))
-
-
-def test_a_job_that_failed_before_it_trained_names_a_log(tree):
-    tree.publish("sft")
-    tree.job("rlvr1", "FAILED")
-    log = "results/slurm-logs/rule_train/rlvr1/17.log"
-    assert re.search(rf"rlvr1 +failed +0/12 .* - +17 +FAILED before any step; see {log}$", tree.status("rlvr1"))
-    attempts = tree.directory("rlvr1") / "logs/attempts.log"
-    attempts.parent.mkdir()
-    attempts.write_text("error")
-    assert tree.status("rlvr1").endswith(f"see {attempts}")
-
-
-def test_a_refused_preflight_is_a_failure_with_its_own_log(tree):
-    log = tree.directory("sft") / "logs/preflight.log"
-    log.parent.mkdir()
-    log.write_text("")
-    assert " new " in tree.status("sft")
-    log.write_text("error: too few rows")
-    assert re.search(rf"sft +failed .* preflight; see {log}$", tree.status("sft"))
-    write_json(tree.directory("sft") / "preflight.json", {})
-    assert " new " in tree.status("sft")
-
-
-def test_cancelled_until_another_attempt_begins(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.attempt("rlvr1", 4, "unfinished", job="17")
-    tree.job("rlvr1", "CANCELLED", end="2026-01-02T10:31:00")
-    assert re.search(r"rlvr1 +cancelled +4/12 .* - +17 +01-02 10:31; call snakemake again$", tree.status("rlvr1"))
-    tree.attempt("rlvr1", 4, None, call=8)
-    assert "unfinished" in tree.status("rlvr1")
-
-
-def test_a_lost_ckpt_is_trained_and_what_follows_stays_fresh(tree):
-    tree.publish("sft", "rlvr1")
-    (tree.directory("sft") / "ckpt/record.json").unlink()
-    assert re.search(r"sft +trained +600/600 .* to be published$", tree.status("sft"))
-    assert re.search(r"sft +published again +-", tree.plan("sft"))
-    assert re.search(r"rlvr1 +fresh", tree.status("rlvr1"))
-
-
-def test_what_starts_from_an_export_not_yet_made_anew_waits(tree):
-    tree.publish("sft", "rlvr1")
-    tree.edit("sft: {algorithm: sft,", "sft: {algorithm: sft, seed: 5,")
-    tree.run("sft", 600)
-    assert re.search(r"sft +trained", tree.status("sft"))
-    assert re.search(r"rlvr1 +waiting .* sft comes first$", tree.status("rlvr1"))
 
 
 def test_what_no_run_links_to_is_found_again(tree):
@@ -430,24 +286,6 @@ def test_the_plan_counts_steps_left_allocations_and_hours(tree):
     )
 
 
-def test_measured_steps_count_more_than_expected_ones_and_trained_steps_nothing(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.log("rlvr1", [5] * 50, seconds=1800)
-    line = r"rlvr1 +resumes at step 4 +8 of 12 +2 +16 +120 min +3 +8 +64"
-    assert re.fullmatch(line, tree.plan("rlvr1"))
-    assert "the steps that rlvr1 logged" in plan_text(tree.project)
-
-
-def test_steps_of_another_batch_count_by_their_rows(tree):
-    tree.publish("sft")
-    tree.run("rlvr1", 4)
-    tree.log("rlvr1", [5] * 50, seconds=1800)
-    tree.edit("num_prompts_per_step: 16", "num_prompts_per_step: 32")
-    tree.sync()
-    assert re.search(r" 12 +24 +192 +grpo.num_prompts_per_step 16 -> 32", tree.plan("rlvr1"))
-
-
 def test_a_plan_of_nothing_is_all_zeros(tree):
     tree.publish(*STAGES)
     lines = plan_text(tree.project).splitlines()
@@ -495,17 +333,14 @@ def test_what_is_trained_costs_nothing_and_what_follows_a_stale_stage_costs_all(
     tree.site(slurm=tree.site_values["slurm"] | {"budget_gpu_hours": 1})
     tree.publish(*STAGES)
 
-    def check():
-        check_budget(tree.project)
-
-    check()
-    (tree.directory("rlvr1") / "ckpt/record.json").unlink()
-    check()
+    check_budget(tree.project)
+    tree.remove("rlvr1/ckpt/record.json")
+    check_budget(tree.project)
     tree.log("rlhf", [12] * 50, seconds=3600)
     tree.edit("swe2: {algorithm: grpo,", "swe2: {algorithm: grpo, seed: 9,")
     tree.sync()
     with pytest.raises(UserError, match=r"need 96.1 GPU-hours \(rlhf 96, swe2 0.0533\)"):
-        check()
+        check_budget(tree.project)
 
 
 def test_no_budget_and_no_slurm_refuse_nothing(tree):
@@ -581,10 +416,8 @@ def test_a_mistake_in_the_config_names_its_line(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         load_config(tmp_path / "other.yaml", {})
     (tmp_path / "config.yaml").write_text("recipe: a\nsite: b\nrun: c\n")
-    assert load_config(tmp_path / "config.yaml", {"run": "d", "recipe": "e"}).model_dump(include={"run", "recipe"}) == {
-        "run": "d",
-        "recipe": "e",
-    }
+    config = load_config(tmp_path / "config.yaml", {"run": "d", "recipe": "e"})
+    assert (config.run, config.recipe) == ("d", "e")
 
 
 def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatch):

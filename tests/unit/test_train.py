@@ -137,45 +137,26 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 # --- run directories ---
 
 
-def damage(path: Path, how: str) -> None:
-    """Damage a checkpoint as a full disk, a careless copy or a failing disk does."""
-    if how == "truncated":
-        (path / "optimizer.pt").write_bytes(b"mom")
-    elif how == "half-copied":
-        (path / "config.json").unlink()
-    elif how == "bit-flipped":
-        (path / "model.safetensors").write_bytes(b"weightz")
-    elif how == "never sealed":
-        (path / "files.json").unlink()
-    else:
-        (path / "files.json").write_text("{")
-
-
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("file", "content", "words"),
     [
-        ("truncated", "optimizer.pt has 3 bytes instead of 7"),
-        ("half-copied", "config.json is missing"),
-        ("bit-flipped", "model.safetensors has the right size but other content"),
-        ("never sealed", "has no files.json, so it was never whole"),
-        ("list damaged", "files.json is damaged"),
+        ("optimizer.pt", b"mom", "optimizer.pt has 3 bytes instead of 7"),
+        ("config.json", None, "config.json is missing"),
+        ("model.safetensors", b"weightz", "model.safetensors has the right size but other content"),
+        ("files.json", None, "has no files.json, so it was never whole"),
+        ("files.json", b"{", "files.json is damaged"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(run, capsys, how, words):
+def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(run, capsys, file, content, words):
     for step in (5, 10):
         seal_checkpoint(save(run, step), run, step)
-    damage(run / "checkpoints/step_10", how)
+    path = run / "checkpoints/step_10" / file
+    path.unlink() if content is None else path.write_bytes(content)
     (run / "checkpoints/tmp_step_30").mkdir()
     assert newest_checkpoint(run).step == 5
     assert f"step_10: {words}; passing it over" in capsys.readouterr().out
     seal_checkpoint(save(run, 10), run, 10)  # trained again, it takes the damaged one's place
-    assert newest_checkpoint(run).step == 10
-
-
-def test_a_checkpoint_beyond_the_planned_step_is_not_resumed_from(run):
-    for step in (5, 10):
-        seal_checkpoint(save(run, step), run, step)
-    assert newest_checkpoint(run, last_step=8).step == 5
+    assert newest_checkpoint(run).step == 10 and newest_checkpoint(run, last_step=8).step == 5
 
 
 # --- which checkpoints are kept ---
@@ -215,11 +196,8 @@ def test_attempts_are_remembered_with_their_outcome_and_a_killed_one_has_none(ru
     begin_attempt(run, 5)
     (run / "attempts.jsonl").open("a").write('{"event": "en')  # killed while writing
     begin_attempt(run, 5)
-    assert [(attempt["from"], attempt["outcome"]) for attempt in read_attempts(run)] == [
-        (0, "unfinished"),
-        (5, "killed"),
-        (5, "killed"),
-    ]
+    told = [(attempt["from"], attempt["outcome"]) for attempt in read_attempts(run)]
+    assert told == [(0, "unfinished"), (5, "killed"), (5, "killed")]
 
 
 def test_after_two_attempts_without_a_new_step_another_of_the_same_call_is_refused(run):
@@ -261,20 +239,15 @@ def test_a_request_reaches_the_processes_that_share_its_file_and_the_first_reaso
     assert polling.is_due(1, 1) and polling.reason == "SIGTERM"
 
 
-def test_why_another_process_stopped_is_known_where_the_stage_is_held_and_an_old_request_is_not_heard(tmp_path):
+def test_a_request_and_its_reason_are_shared_while_a_stage_is_held_and_an_old_one_is_not_heard(tmp_path):
     (tmp_path / "stop").write_text("SIGTERM")
     held = StopRequest()
     with held.shared(tmp_path / "stop"):
         assert not held.is_due(1, 1)
         assert StopRequest(time.time(), tmp_path / "stop").is_due(1, 1)
     assert "before the deadline" in held.reason and held.file is None
-
-
-def test_a_request_made_before_it_is_shared_is_heard(tmp_path):
-    held = StopRequest()
-    held.ask("SIGHUP")
     with held.shared(tmp_path / "stop"):
-        assert StopRequest(file=tmp_path / "stop").is_due(1, 1)
+        assert StopRequest(file=tmp_path / "stop").is_due(1, 1), "it was made before it was shared"
 
 
 def test_what_an_attempt_left_running_saves_nothing_once_the_attempt_is_over(tmp_path):
@@ -354,23 +327,18 @@ def test_a_driver_finds_its_job_and_can_be_asked_to_stop_and_nothing_of_it_stays
 
 
 @pytest.mark.parametrize(
-    ("config", "nodes", "message"),
+    ("stage", "section", "key", "size", "nodes", "fitting"),
     [
-        (
-            changed("rlvr1", grpo={"num_prompts_per_step": 4}),
-            3,
-            r"rlvr1: grpo.num_prompts_per_step is 4, which 3 nodes .* resources.nodes for one of 1, 2, 4, or",
-        ),
-        (
-            changed("sft", policy={"train_global_batch_size": 6}),
-            4,
-            r"rlvr1: policy.train_global_batch_size is 6, which 4 nodes .* one of 1, 2, 3, 6, or",
-        ),
+        ("rlvr1", "grpo", "num_prompts_per_step", 4, 3, "resources.nodes for one of 1, 2, 4, or"),
+        ("sft", "policy", "train_global_batch_size", 6, 4, "one of 1, 2, 3, 6, or"),
     ],
 )
-def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(job, config, nodes, message):
-    with pytest.raises(UserError, match=message):
-        backend_of("trl").train(replace(job, config=config, nodes=nodes), Allocation())
+def test_a_step_that_does_not_divide_by_the_nodes_is_refused_before_a_cluster_is_started(
+    job, stage, section, key, size, nodes, fitting
+):
+    uneven = replace(job, config=changed(stage, **{section: {key: size}}), nodes=nodes)
+    with pytest.raises(UserError, match=rf"rlvr1: {section}.{key} is {size}, which {nodes} nodes .* {fitting}"):
+        backend_of("trl").train(uneven, Allocation())
     assert not list(job.run.glob("cluster.*"))
 
 
@@ -431,11 +399,9 @@ def test_a_stage_trains_to_one_step_after_another_and_not_to_one_that_was_passed
 
 def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_train(train, killed):
     train()
-    left = [
-        train.paths.run / f".live.html.{killed}.00aa.tmp",
-        owner_of(train.paths.run).with_name(f".owner.json.{killed}.0b.tmp"),
-    ]
-    left += [train.paths.run / "checkpoints/removing_step_2/config.json"]
+    run = train.paths.run
+    left = [run / f".live.html.{killed}.00aa.tmp", owner_of(run).with_name(f".owner.json.{killed}.0b.tmp")]
+    left += [run / "checkpoints/removing_step_2/config.json"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_text("half a file")
@@ -493,7 +459,10 @@ def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
 
 
 def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, tmp_path):
-    publish(run)
+    ckpt = publish(run)
+    first = (ckpt / "record.json").read_bytes()
+    publish_checkpoint(newest_checkpoint(run), ckpt, RECORD)
+    assert (ckpt / "record.json").read_bytes() == first, "published twice"
     (tmp_path / "moved").mkdir()
     for folder in ("store", "stage"):
         (tmp_path / folder).rename(tmp_path / "moved" / folder)
@@ -502,13 +471,6 @@ def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, 
     assert (record["stage"], record["step"], record["identity"]) == ("rlvr1", 5, "one")
     assert record["files"]["model.safetensors"]["bytes"] == 7
     assert (ckpt / "weights" / "model.safetensors").read_bytes() == b"weights"
-
-
-def test_publishing_twice_gives_equal_bytes(run):
-    ckpt = publish(run)
-    first = (ckpt / "record.json").read_bytes()
-    publish_checkpoint(newest_checkpoint(run), ckpt, RECORD)
-    assert (ckpt / "record.json").read_bytes() == first
 
 
 def test_an_export_is_named_by_its_content_and_leaves_the_optimizer_out(run):
@@ -563,12 +525,8 @@ def test_a_step_logged_again_after_a_resume_counts_once_the_later_line(tmp_path)
 @pytest.fixture
 def ready(tmp_path):
     """Check stage rlvr1 of the tiny recipe on given rows."""
-    good = {
-        "agent_ref": {"name": "math_with_judge_simple_agent"},
-        "responses_create_params": {"input": [{"role": "user", "content": "q"}]},
-        "question": "q",
-        "expected_answer": "1",
-    }
+    good = {"agent_ref": {"name": "math_with_judge_simple_agent"}, "question": "q", "expected_answer": "1"}
+    good["responses_create_params"] = {"input": [{"role": "user", "content": "q"}]}
 
     def check(rows=None, verdict="pass", parent_bytes=1000) -> dict:
         rows = [good] * 40 if rows is None else [good | row for row in rows]
@@ -604,19 +562,17 @@ def test_preflight_refuses_a_stage_of_which_too_many_rows_are_too_long(ready):
     long = {"responses_create_params": {"input": "q" * 96}}
     with pytest.raises(UserError) as error:
         ready([{}] * 20 + [long] * 12)
-    assert "train-split.jsonl: 12 of 32 rows (37.5%) have more than the 64 tokens that the stage reads" in str(
-        error.value
-    )
-    assert "the longest 99; raise policy.max_total_sequence_length of stages.rlvr1" in str(error.value)
-    assert "or allow a larger share by its max_truncated_share (now 0.05)" in str(error.value)
+    for words in (
+        "train-split.jsonl: 12 of 32 rows (37.5%) have more than the 64 tokens that the stage reads",
+        "the longest 99; raise policy.max_total_sequence_length of stages.rlvr1",
+        "or allow a larger share by its max_truncated_share (now 0.05)",
+    ):
+        assert words in str(error.value)
 
 
 def test_preflight_names_the_rows_that_no_verifier_here_can_reward_and_shows_ten(ready):
-    unknown = {
-        "agent_ref": {"name": "instruction_following_simple_agent"},
-        "instruction_id_list": ["a:b"],
-        "kwargs": [{}],
-    }
+    unknown = {"agent_ref": {"name": "instruction_following_simple_agent"}}
+    unknown |= {"instruction_id_list": ["a:b"], "kwargs": [{}]}
     with pytest.raises(UserError) as error:
         ready([{}] * 3 + [unknown] * 25 + [{}] * 10)
     message = str(error.value)
@@ -638,13 +594,11 @@ def test_the_size_of_a_checkpoint_is_foreseen(tmp_path):
 
 
 BOUND = {"metric": "max_kl", "environment": None, "value": 0.3, "high": None, "min": None, "max": 0.1, "action": "stop"}
+BOUND |= {"step": 7, "figure": "sft/stage.html", "outcome": "stop", "low": None}
 CRITERIA = [
-    BOUND | {"step": 7, "figure": "sft/stage.html"} | outcome
-    for outcome in (
-        {"outcome": "stop", "says": "max_kl is 0.3, first at step 7", "low": None},
-        {"outcome": "stop", "says": "held_out_change is -0.3", "low": -0.4},
-        {"outcome": "warn", "says": "max_grad_norm is 3", "low": None},
-    )
+    BOUND | {"says": "max_kl is 0.3, first at step 7"},
+    BOUND | {"says": "held_out_change is -0.3", "low": -0.4},
+    BOUND | {"says": "max_grad_norm is 3", "outcome": "warn"},
 ]
 
 
