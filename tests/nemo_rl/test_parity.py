@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.backends.nemo_rl import runtime
 from scripts.backends.nemo_rl.export import WORKER, convert
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rundir import newest_checkpoint
@@ -110,12 +110,14 @@ def test_what_the_real_loop_of_sft_leaves_is_published_and_exported(inputs, real
     venvs.mkdir()
     (venvs / WORKER).symlink_to(Path(PYTHON).absolute().parents[1])
 
-    def here(command, image, mounts, directory, environment, gpus, log):
+    def here(self, command, log):
         """In the container's place: this machine."""
         own = {"HOME": str(inputs), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(venvs)}
-        subprocess.run(command, cwd=directory, env=environment | own, check=True)
+        subprocess.run(
+            command, cwd=self.checkout, env=self.environment | own | {"PYTHONPATH": str(self.checkout)}, check=True
+        )
 
-    monkeypatch.setattr(runtime, "run_in_container", here)
+    monkeypatch.setattr(Runtime, "run", here)
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     checkouts = {"checkouts": {RELEASE: str(real.checkout)}, "cache": str(inputs / "cache")}
     convert(stage, site.model_copy(update={"nemo_rl": site.nemo_rl.model_copy(update=checkouts)}), inputs / "log")

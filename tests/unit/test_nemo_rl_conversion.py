@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.model.hugging_face import INDEX, tensors_of
 from scripts.recipe.load import load_recipe, load_site
+from scripts.slurm.client import Job
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.stages import checkpoint_record
@@ -46,22 +48,28 @@ def convert(tmp_path, monkeypatch):
     (tmp_path / "venvs" / WORKER).symlink_to(sys.prefix)
 
     def run(makes):
-        def converter(command, image, mounts, directory, environment, gpus, log):
+        def converter(words, env, **_):
+            begin = words.index("--no-container-mount-home") + 1
+            step, command = words[:begin], words[begin:]
             if command[:-1] == with_megatron(["-c", nemo_rl_export.TO_SAFETENSORS.read_text()]):
                 own = {"NEMO_RL_VENV_DIR": str(tmp_path / "venvs"), "PATH": "/usr/bin:/bin"}
-                subprocess.run(command, env=own, check=True)
-                return
+                return subprocess.run(command, env=own, check=True)
             outputs.append(
                 nemo_rl_export.Path(next(word for word in command if "--hf-ckpt-path=" in word).partition("=")[2])
             )
             of_driver = runtime_of(recipe, "rlvr1", SITE)
-            assert (image, mounts, directory) == (of_driver.image, of_driver.mounts, of_driver.checkout)
-            assert environment == of_driver.environment | {"PYTHONPATH": str(directory)}
-            assert "--ep=8" in command and gpus == 8
+            asked = {"image": of_driver.image, "mounts": ",".join(of_driver.mounts), "workdir": of_driver.checkout}
+            assert {f"--container-{name}={value}" for name, value in asked.items()} <= {*step}
+            assert env.items() >= (of_driver.environment | {"PYTHONPATH": str(of_driver.checkout)}).items()
+            assert "--ep=8" in command and "--gres=gpu:8" in step
             assert not outputs[-1].exists()
             makes(outputs[-1])
+            return subprocess.CompletedProcess(words, 0)
 
-        monkeypatch.setattr(nemo_rl_runtime, "run_in_container", converter)
+        job = Job("7", "RUNNING", ("node1", "node2"), None, 8, requeues=False, restarts=0)
+        monkeypatch.setattr(nemo_rl_runtime, "own_job", lambda: job)
+        stand_in = SimpleNamespace(run=converter, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(nemo_rl_runtime, "subprocess", stand_in)
         nemo_rl_export.convert(Stage(recipe, tmp_path, "rlvr1"), SITE, tmp_path / "log")
         return outputs
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
-from scripts.backends.nemo_rl import runtime as nemo_rl_runtime
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.export import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import load_releases, release_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_site
@@ -215,12 +215,14 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
     (tmp_path / "venvs").mkdir()
     (tmp_path / "venvs" / WORKER).symlink_to(venv)
 
-    def here(command, image, mounts, directory, environment, gpus, log):
+    def here(self, command, log):
         """In the container's place: this machine, where the environment lies that the image would hold."""
         own = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "NEMO_RL_VENV_DIR": str(tmp_path / "venvs")}
-        subprocess.run(command, cwd=directory, env=environment | own, check=True)
+        subprocess.run(
+            command, cwd=self.checkout, env=self.environment | own | {"PYTHONPATH": str(self.checkout)}, check=True
+        )
 
-    monkeypatch.setattr(nemo_rl_runtime, "run_in_container", here)
+    monkeypatch.setattr(Runtime, "run", here)
     recipe = recipe_of("super3")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)

@@ -22,8 +22,8 @@ from scripts.backends.nemo_rl.command import (
 )
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
+from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.slurm.containers import container_environment
 from tests.conftest import ROOT
 from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
 

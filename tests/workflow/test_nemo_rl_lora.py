@@ -10,8 +10,8 @@ import yaml
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="envs/trl.txt is not installed")
 
 from scripts.backends.nemo_rl import export as nemo_rl_export  # noqa: E402
-from scripts.backends.nemo_rl import runtime as nemo_rl_runtime  # noqa: E402
 from scripts.backends.nemo_rl.export import WORKER  # noqa: E402
+from scripts.backends.nemo_rl.runtime import Runtime  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
 from scripts.recipe.load import load_recipe, load_site  # noqa: E402
@@ -49,14 +49,14 @@ def convert(tmp_path, monkeypatch):
     (tmp_path / "venvs").mkdir()
     (tmp_path / "venvs" / WORKER).symlink_to(sys.prefix)
 
-    def here(command, image, mounts, directory, environment, gpus, log):
+    def here(self, command, log):
         """In the container's place: this machine's Python, which lies where the image would have Megatron's."""
         own = {"HOME": str(tmp_path), "NEMO_RL_VENV_DIR": str(tmp_path / "venvs"), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UserError(done.stderr)
 
-    monkeypatch.setattr(nemo_rl_runtime, "run_in_container", here)
+    monkeypatch.setattr(Runtime, "run", here)
     recipe = load_recipe(ROOT / "config/recipes/lora-8b.yaml")
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": str(model)})})
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)

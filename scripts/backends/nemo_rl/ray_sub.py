@@ -10,9 +10,9 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.outcome import Cause, cause_of
+from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job
-from scripts.slurm.containers import container_environment
 
 LOOK_SECONDS = 2.0
 END_SECONDS = 60.0

@@ -1,14 +1,30 @@
 """Where a stage's programs run: release, checkout, containers, variables."""
 
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
+from scripts.files import read_tail
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site
-from scripts.slurm.containers import run_in_container
+from scripts.slurm.client import client_environment, own_job, step_command
+
+SHOWN_LINES = 15
+HOST_ONLY = {
+    *("PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "TMP", "TEMP", "TEMPDIR", "VECLIB_MAXIMUM_THREADS"),
+    *(f"{library}_NUM_THREADS" for library in ("OMP", "GOTO", "OPENBLAS", "MKL", "NUMEXPR")),
+}
+
+
+def container_environment() -> dict[str, str]:
+    """Return this process's environment for a container, to which pyxis hands srun's.
+
+    Left out are facts of this host: paths of Python's packages and temporary files, numbers of threads.
+    """
+    return {name: value for name, value in client_environment().items() if name not in HOST_ONLY}
 
 
 @dataclass(frozen=True)
@@ -65,10 +81,28 @@ class Runtime:
         return filled | self.settings.environment
 
     def run(self, command: list[str], log: Path) -> None:
-        """Run a program in the training container on one node; output goes to `log`."""
-        environment = self.environment | {"PYTHONPATH": str(self.checkout)}
-        gpus = self.site.slurm.gpus_per_node
-        run_in_container(command, self.image, self.mounts, self.checkout, environment, gpus, log)
+        """Run a program in the training container, by pyxis on the first node of the Slurm job around this process.
+
+        Output goes to `log`; UserError with the last lines of a program that fails.
+        """
+        job = own_job()
+        step = [
+            *step_command(job, job.nodes[:1], self.site.slurm.gpus_per_node, str(log)),
+            *(f"--container-image={self.image}", f"--container-mounts={','.join(self.mounts)}"),
+            *(f"--container-workdir={self.checkout}", "--no-container-mount-home"),
+        ]
+        done = subprocess.run(
+            [*step, *command],
+            env=container_environment() | self.environment | {"PYTHONPATH": str(self.checkout)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            last = [*done.stderr.splitlines(), *read_tail(log)][-SHOWN_LINES:]
+            says = f"{command[0]} in {self.image} ended with status {done.returncode}; {log} says:"
+            raise UserError("\n  ".join([says, *last]))
 
 
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
