@@ -14,11 +14,15 @@ from pyarrow import csv
 
 from scripts.data.check import Rules, check_files
 from scripts.data.compose import write_blend
+from scripts.data.download import fetch_source
 from scripts.data.published import PublishedFile
-from scripts.errors import UserError
 from scripts.recipe.blend import Blend
+from scripts.recipe.load import load_recipe
+from scripts.rewards.own import OwnEnvironment
+from scripts.rewards.registry import score
 from scripts.rows.kinds import KINDS
 from tests.cases import cases, tables_of
+from tests.conftest import ROOT, refusal
 
 MATH = "math_with_judge_simple_agent"
 ASKS, SAYS, OTHER, SYSTEM, TOOL = (
@@ -55,12 +59,6 @@ def composed(tmp_path):
         return [json.loads(line) for line in (tmp_path / "blend.jsonl").read_text().splitlines()], counts
 
     return compose
-
-
-def refusal(action, *arguments, **options) -> str:
-    with pytest.raises(UserError) as error:
-        action(*arguments, **options)
-    return str(error.value)
 
 
 FORMATS = ["rows.parquet", "rows.csv", "rows.tsv", "rows.jsonl", "rows.jsonl.gz", "rows.json"]
@@ -243,3 +241,79 @@ def test_a_part_has_what_the_blend_says_where_it_says_nothing():
         (MATH, "a", "a.csv"),
         (MATH, "b", None),
     ]
+
+
+# --- published columns by their name ---
+
+QUESTION = {"question": "What is 60 x 20?", "answer": "It is <<60*20=1200>>1200.\n#### 1,200"}
+
+
+def test_a_question_of_gsm8k_is_paid_for_its_answer_and_demonstrates_it(composed):
+    (asked,), _ = composed([QUESTION], columns="gsm8k")
+    assert score(asked, "So it is \\boxed{1200}.") == 1.0
+    assert score(asked, "So it is \\boxed{120}.") == 0.0
+    (shown,), _ = composed([QUESTION], columns="gsm8k", kind="demonstrations")
+    assert shown["messages"][0] == asked["responses_create_params"]["input"][0]
+    assert shown["messages"][1]["content"] == "It is 1200.\n\\boxed{1200}"
+    assert score(asked, shown["messages"][1]["content"]) == 1.0
+
+
+def test_rows_of_tulu_3_by_their_kind(composed):
+    shown = {"messages": [ASKS, SAYS]}
+    assert composed([shown], columns="tulu3", kind="demonstrations")[0] == [shown]
+    pair = {"chosen": [ASKS, SAYS], "rejected": [ASKS, OTHER]}
+    (made,), _ = composed([pair], columns="tulu3", kind="preferences")
+    assert made["context"] == [ASKS] and [each["completion"] for each in made["completions"]] == [[SAYS], [OTHER]]
+    constraint = json.dumps({"func_name": "validate_lowercase", "N": None})
+    math = {"messages": [ASKS], "ground_truth": "42", "dataset": "MATH"}
+    rows, _ = composed([math, math | {"ground_truth": constraint, "dataset": "ifeval"}], columns="tulu3")
+    assert [row["agent_ref"]["name"] for row in rows] == [MATH, "tulu3_constraints"]
+    assert score(rows[0], "\\boxed{42}") == 1.0
+
+
+def test_a_row_of_gsm8k_that_does_not_fit_is_left_out_and_counted(composed, capsys):
+    wrong = QUESTION | {"answer": "forty"}
+    assert len(composed([wrong, QUESTION], columns="gsm8k")[0]) == 1
+    left_out = "1 of 2 rows left out; the first: 0.parquet: row 1: column answer: has no '####' with an answer after it"
+    assert left_out in capsys.readouterr().err
+    none = "no row can be trained on: of 1 read, 0 are filtered out, 1 do not fit"
+    assert none in refusal(composed, [wrong], columns="gsm8k")
+    assert "0.parquet: has no column question; valid: text" in refusal(composed, [{"text": "no"}], columns="gsm8k")
+
+
+def test_shuffled_rows_are_the_same_ones_in_an_order_of_their_own(composed):
+    rows = [QUESTION | {"question": str(number)} for number in range(50)]
+    plain, mixed, again = (composed(rows, columns="gsm8k", shuffle=shuffle)[0] for shuffle in (False, True, True))
+    questions = [row["question"] for row in plain]
+    assert mixed == again != plain and sorted(row["question"] for row in mixed) == sorted(questions)
+
+
+def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):
+    for name, question in (("train-00000-of-00002", "1"), ("train-00001-of-00002", "2"), ("test", "3")):
+        write(tmp_path / f"{name}.parquet", [QUESTION | {"question": question}])
+    recipe = load_recipe(ROOT / "config/recipes/tiny-pretrained.yaml")
+    blend = {"columns": "gsm8k", "file": ["train-*-of-00002.parquet", "test.parquet"]}
+    source = {"kind": "folder", "path": str(tmp_path)}
+    recipe = recipe.model_copy(update={"blends": {"math": Blend(**blend, source=source)}})
+    fetch_source(recipe.model_copy(update={"source": recipe.blends["math"].source}), tmp_path / "source")
+    rows = [json.loads(line) for line in (tmp_path / "source/math.jsonl").read_text().splitlines()]
+    assert [row["question"][0] for row in rows] == ["1", "2", "3"]
+    record = json.loads((tmp_path / "source/record.json").read_text())
+    (part,) = record["blends"]["math"]["composed"]["sources"]
+    assert {"test.parquet", "train-00001-of-00002.parquet"} <= part["files"].keys()
+
+
+@cases("compose.bytes", "row", "options", "line")
+def test_rows_that_were_trained_on_are_the_same_to_the_byte(row, options, line, composed, tmp_path):
+    composed([row], **options)
+    assert (tmp_path / "blend.jsonl").read_text() == f"{line}\n"
+
+
+def test_every_constraint_of_tulu_3_is_paid_where_it_is_obeyed():
+    environment = OwnEnvironment("tulu3_constraints", ROOT / "config/environments/tulu3_constraints.py").spec()
+    for constraint, obeys, breaks in tables_of("compose")["constraints"]:
+        row = {"responses_create_params": {"input": "q"}, "constraint": constraint | {"letters": None}}
+        assert environment.check(row) is None
+        assert (environment.verify(row, obeys), environment.verify(row, breaks)) == (1.0, 0.0), constraint
+    assert "whose func_name no check bears" in environment.check({"constraint": {"func_name": "validate_rhyme"}})
+    assert environment.verify(row, " ") == 0.0
