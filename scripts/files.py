@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from scripts.errors import UserError, explain_refusal
-from scripts.processes import is_marked_running, process_mark
+from scripts.processes import is_running, process_mark
 
 
 def amount(count: float) -> str:
@@ -162,10 +162,10 @@ def hidden_name(path: Path) -> Path:
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
     """Remove the temporary files of killed processes of this host in a folder; `name`: of one file only."""
     here = re.escape(process_mark().rsplit(".", 2)[0])
-    pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.({here}\.\d+\.\d+)\.[0-9a-f]+\.tmp")
+    pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{here}\.(\d+)\.(\d+)\.[0-9a-f]+\.tmp")
     for entry in folder.iterdir():
         match = pattern.fullmatch(entry.name)
-        if match and is_marked_running(match[1]) is False:
+        if match and not is_running(*map(int, match.groups())):
             _remove(entry)
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 PARENT = "STAGECOACH_PARENT"
 """The environment variable with the parent's process id."""
 _PR_SET_PDEATHSIG = 1
-_MARK = re.compile(r"(.+)\.(\d+)\.(\d+)\.(\d+)")
 
 
 def process_start(pid: int) -> int | None:
@@ -50,14 +49,6 @@ def process_mark() -> str:
     """Return the current process as part of a file name: host, namespace, id, start."""
     namespace = re.sub(r"\D", "", pid_namespace())
     return f"{socket.gethostname()}.{namespace}.{os.getpid()}.{process_start(os.getpid())}"
-
-
-def is_marked_running(mark: str) -> bool | None:
-    """Tell whether a mark's process runs; None for another host or namespace, or no mark."""
-    match = _MARK.fullmatch(mark)
-    if match is None or process_mark().rsplit(".", 2)[0] != f"{match[1]}.{match[2]}":
-        return None
-    return is_running(int(match[3]), int(match[4]))
 
 
 def end_with_parent() -> None:

@@ -185,8 +185,7 @@ def _link(owner_file: Path, token: str) -> bool:
 
 
 def _is_ours(owner_file: Path, token: str) -> bool:
-    owner = read_owner(owner_file)
-    return owner is not None and owner.get("token") == token
+    return (read_owner(owner_file) or {}).get("token") == token
 
 
 def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:

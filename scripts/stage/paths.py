@@ -10,14 +10,9 @@ STORE = "store"
 """Folder, beside the runs', of all trainings (scripts.stage.store)."""
 
 
-class Below:
-    """Describe a path below a stage's folder."""
-
-    def __init__(self, path: str, about: str) -> None:
-        self._path, self.__doc__ = path, about
-
-    def __get__(self, stage: "StagePaths", _: type) -> Path:
-        return stage.directory / self._path
+def below(path: str, about: str) -> property:
+    """Return the property of a path below a stage's folder."""
+    return property(lambda stage: stage.directory / path, doc=about)
 
 
 @dataclass(frozen=True)
@@ -26,23 +21,23 @@ class StagePaths:
 
     directory: Path
 
-    config = Below("config.yaml", "The resolved training config.")
-    preflight = Below("preflight.json", "Checks before any node is asked for.")
-    logs = Below("logs", "Logs.")
-    attempts_log = Below("logs/attempts.log", "Output of every attempt at training.")
-    ckpt = Below("ckpt", "The published checkpoint: record.json and weights.")
-    record = Below("ckpt/record.json", "The published checkpoint's record.")
-    export_record = Below("hf/record.json", "The record of the export in Hugging Face's format.")
-    weights = Below("ckpt/weights", "The published checkpoint's files, a link into the store.")
-    export = Below("hf/model", "The exported model, a link into the store.")
-    metrics = Below("metrics.parquet", "One row a training step.")
-    evaluation = Below("eval.json", "Held-out scores by environment.")
-    test = Below("test.json", "Scores on the test split, beside the chain's first model.")
-    benchmarks = Below("benchmarks.json", "Scores on benchmarks.")
-    rollouts = Below("rollouts.parquet", "Held-out rows with responses before and after the stage.")
-    gate = Below("gate.json", "The gate's verdict.")
-    criteria = Below("criteria.json", "Value and verdict of each criterion.")
-    choice = Below("choice.json", "The chosen, in a choice's folder.")
+    config = below("config.yaml", "The resolved training config.")
+    preflight = below("preflight.json", "Checks before any node is asked for.")
+    logs = below("logs", "Logs.")
+    attempts_log = below("logs/attempts.log", "Output of every attempt at training.")
+    ckpt = below("ckpt", "The published checkpoint: record.json and weights.")
+    record = below("ckpt/record.json", "The published checkpoint's record.")
+    export_record = below("hf/record.json", "The record of the export in Hugging Face's format.")
+    weights = below("ckpt/weights", "The published checkpoint's files, a link into the store.")
+    export = below("hf/model", "The exported model, a link into the store.")
+    metrics = below("metrics.parquet", "One row a training step.")
+    evaluation = below("eval.json", "Held-out scores by environment.")
+    test = below("test.json", "Scores on the test split, beside the chain's first model.")
+    benchmarks = below("benchmarks.json", "Scores on benchmarks.")
+    rollouts = below("rollouts.parquet", "Held-out rows with responses before and after the stage.")
+    gate = below("gate.json", "The gate's verdict.")
+    criteria = below("criteria.json", "Value and verdict of each criterion.")
+    choice = below("choice.json", "The chosen, in a choice's folder.")
 
     @property
     def name(self) -> str:

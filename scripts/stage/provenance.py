@@ -4,7 +4,6 @@ Provenance changes no weight: it is recorded and never compared. Attempts note c
 publishing a checkpoint again gives the same record.
 """
 
-import shutil
 import subprocess
 from base64 import urlsafe_b64encode
 from importlib.metadata import distributions
@@ -30,9 +29,8 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     """
     root = root or installation()
     hashes = {str(path.relative_to(root)): sha256_file(path) for path in sorted((root / "scripts").rglob("*.py"))}
-    top = git(root, "rev-parse", "--show-toplevel")
-    is_own = top is not None and Path(top).resolve() == root.resolve()
-    commit = git(root, "rev-parse", "HEAD") if is_own else None
+    top, _, head = (git(root, "rev-parse", "--show-toplevel", "HEAD") or "").partition("\n")
+    commit = head if head and Path(top).resolve() == root.resolve() else None
     changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
     code = {"commit": commit, "dirty": None if changes is None else bool(changes)}
     for package in distributions(name=PACKAGE, path=[str(root.parent)]):
@@ -49,10 +47,7 @@ def _as_recorded(sha256: str) -> str:
 
 def git(root: Path, *arguments: str) -> str | None:
     """Return git's answer on a folder; None without git or repository."""
-    program = shutil.which("git")
-    if program is None:
-        return None
-    command = [program, "--no-optional-locks", "-C", str(root), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)  # noqa: S603
     except (OSError, subprocess.SubprocessError):

@@ -110,7 +110,6 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
     config = config_of(model)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if config.get(key) != dtype:
-        (fresh / "config.json").unlink()
         write_json(fresh / "config.json", {**config, key: dtype})
 
 

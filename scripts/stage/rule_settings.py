@@ -23,7 +23,7 @@ from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import HubSource, SyntheticSource
-from scripts.records import CheckpointRecord, Criteria, Gate, Manifest, SourceRecord, read_if_there
+from scripts.records import CheckpointRecord, Criteria, Gate, Manifest, Origin, SourceRecord, read_if_there
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
@@ -161,9 +161,7 @@ def _published(recipe: Recipe, blend: Blend) -> Settings:
 
 def _is_pinned(recipe: Recipe, blend: Blend) -> bool:
     """Whether every source of a blend gives the same rows whenever it is fetched."""
-    sources = (
-        [recipe.source] if recipe.is_synthetic(blend) else [part.source or recipe.source for part in blend.parts()]
-    )
+    sources = [part.source or recipe.source for part in blend.parts()]
     return all(
         isinstance(source, SyntheticSource) or (isinstance(source, HubSource) and COMMIT.fullmatch(source.revision))
         for source in sources
@@ -172,21 +170,20 @@ def _is_pinned(recipe: Recipe, blend: Blend) -> bool:
 
 def _is_other_source(recipe: Recipe, path: Path) -> bool:
     """Whether the source's record lacks a blend, or names another repository, pinned revision or seed."""
-    record = read_if_there(path, SourceRecord)
-    for name, blend in recipe.blends.items() if record else ():
-        origin, source = record["blends"].get(name), blend.source or recipe.source
-        if origin is None:
-            return True
-        if recipe.is_synthetic(blend):
-            is_other = origin["revision"] != f"synthetic-{source.seed}"
-        elif blend.is_composed or not isinstance(source, HubSource):
-            is_other = False
-        else:
-            is_other = origin["source"] != source.repository
-            is_other |= bool(COMMIT.fullmatch(source.revision)) and origin["revision"] != source.revision
-        if is_other:
-            return True
-    return False
+    origins = (read_if_there(path, SourceRecord) or {}).get("blends")
+    return origins is not None and any(
+        name not in origins or _is_other_origin(recipe, blend, origins[name]) for name, blend in recipe.blends.items()
+    )
+
+
+def _is_other_origin(recipe: Recipe, blend: Blend, origin: Origin) -> bool:
+    source = blend.source or recipe.source
+    if recipe.is_synthetic(blend):
+        return origin["revision"] != f"synthetic-{source.seed}"
+    if blend.is_composed or not isinstance(source, HubSource):
+        return False
+    wanted = source.revision if COMMIT.fullmatch(source.revision) else origin["revision"]
+    return (origin["source"], origin["revision"]) != (source.repository, wanted)
 
 
 def _is_other_split(blend: Blend, path: Path) -> bool:

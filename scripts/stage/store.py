@@ -128,10 +128,8 @@ def unlinked(root: Path) -> list[Path]:
 
 def tree_bytes(directory: Path) -> int:
     """Return the bytes that removing a folder frees; a file with a name elsewhere stays."""
-    found = [os.lstat(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names]
-    names = Counter((status.st_dev, status.st_ino) for status in found)
-    blocks = {(status.st_dev, status.st_ino): status for status in found}
-    return sum(512 * status.st_blocks for key, status in blocks.items() if names[key] == status.st_nlink)
+    names = Counter(os.lstat(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names)
+    return sum(512 * status.st_blocks for status, count in names.items() if count == status.st_nlink)
 
 
 def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
