@@ -32,7 +32,7 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
     try:
         # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
         with archive.open("rb") as file, ZipFile(file) as opened, explain_write_errors(target):
-            members = dict(_members(opened, archive, name))
+            members = _members(opened, archive, name)
             with temporary_directory(target) as fresh, ThreadPoolExecutor(threads) as pool:
                 for folder in {PurePosixPath(path).parent for path in members}:
                     (fresh / folder).mkdir(parents=True, exist_ok=True)  # two threads of zipfile may not make the same
@@ -53,24 +53,18 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
     return extracted
 
 
-def _members(opened: ZipFile, archive: Path, name: str) -> list[tuple[str, ZipInfo]]:
+def _members(opened: ZipFile, archive: Path, name: str) -> dict[str, ZipInfo]:
     """Return the files below the archive's folder `name`, the one nearest to its root, by their paths in it."""
-    found = []
-    for info in opened.infolist():
-        parts = PurePosixPath(info.filename).parts
-        if name in parts[:-1] and not info.is_dir():
-            found.append((parts.index(name), info))
+    files = [(PurePosixPath(info.filename).parts, info) for info in opened.infolist() if not info.is_dir()]
+    found = [(parts.index(name) + 1, parts, info) for parts, info in files if name in parts[:-1]]
     if not found:
         raise UserError(f"{archive}: has no folder {name}/ with files; is the file the dataset's published archive?")
-    depth = min(depth for depth, _ in found)
-    members = []
-    for at, info in found:
-        if at == depth:
-            path = "/".join(PurePosixPath(info.filename).parts[depth + 1 :])
-            if ".." in path.split("/"):
-                raise UserError(f"{archive}: {info.filename!r} leads out of the folder; do not trust the archive")
-            info.filename = path
-            members.append((path, info))
+    nearest = min(depth for depth, *_ in found)
+    members = {"/".join(parts[depth:]): info for depth, parts, info in found if depth == nearest}
+    for path, info in members.items():
+        if ".." in path.split("/"):
+            raise UserError(f"{archive}: {info.filename!r} leads out of the folder; do not trust the archive")
+        info.filename = path
     return members
 
 

@@ -27,7 +27,7 @@ from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
-from scripts.rows.jsonl import RowError
+from scripts.rows.jsonl import RowError, listed
 from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import in_order
 
@@ -213,12 +213,10 @@ def _chosen(part: Part, where: str, numbers: range, rng: random.Random, tally: T
 def _problems(where: str, tally: Tally, drops: bool) -> list[str]:
     """Return the lines on a part whose misfits may not be dropped, or without rows."""
     if tally.invalid and not drops:
-        more = tally.invalid - len(tally.problems)
         return [
             f"{where}: {tally.invalid} of {tally.read} rows do not fit; correct them, filter them out, map other "
             "columns, or set drop_invalid: true to leave them out:",
-            *(f"  {problem}" for problem in tally.problems),
-            *([f"  and {more} rows more"] if more else []),
+            *listed(tally.problems, tally.invalid),
         ]
     first = f"; the first: {tally.problems[0]}" if tally.problems else ""
     none = (

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from huggingface_hub import constants
 
@@ -16,9 +16,6 @@ from scripts.files import explain_write_errors, link_or_copy
 from scripts.recipe.source import FolderSource, HubSource
 
 THREADS = 4
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Fetcher:
             return {"source": str(Path(source.path)), "revision": "folder"}
         return {"source": source.repository, "revision": self.snapshots[source].commit}
 
-    def map(self, work: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return the results of the work on each item, in order, from a few threads; nothing begins after a failure."""
         with ThreadPoolExecutor(THREADS) as pool:
             return list(pool.map(work, items))

@@ -28,6 +28,7 @@ from scripts.program import run_command_line
 from scripts.recipe.source import Reasoning
 from scripts.records import SourceRecord, read_if_there
 from scripts.rows.blocks import blocks_of
+from scripts.rows.jsonl import listed
 from scripts.rows.parallel import default_workers, in_order
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
@@ -106,7 +107,8 @@ def fill_blend(
         expected = hashes.get(source.name) if sample is None else None
         changed = [differs_from_record(source)] if expected not in (None, hashed.hexdigest()) else []
         if bad_rows or changed:
-            raise UserError("\n".join([*changed, *_list_problems(problems, bad_rows)]))
+            heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
+            raise UserError("\n".join([*changed, *heading, *listed(problems, bad_rows)]))
         for name, split in splits.items():
             if not split.rows:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")
@@ -119,12 +121,6 @@ def fill_blend(
         is_trained_on = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
         described[name]["prompts_trained_on"] = int(np.count_nonzero(is_trained_on))
     return described | {"placeholders": dict(sorted(placeholders.items())), "unresolved": bad_rows}
-
-
-def _list_problems(problems: list[str], bad_rows: int) -> list[str]:
-    heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
-    more = [f"  and {bad_rows - len(problems)} rows more"] if bad_rows > len(problems) else []
-    return [*heading, *(f"  {problem}" for problem in problems), *more]
 
 
 def main(

@@ -17,6 +17,7 @@ from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import filled_by_program, sha256_file, write_text
 from scripts.program import run_command_line
+from scripts.rows.jsonl import listed
 
 TABLE = "mmpr_tiny.parquet"
 IMAGES = "MMPR-Tiny/images"
@@ -68,11 +69,10 @@ def _check_rows(table: Path, base: Path) -> tuple[int, int]:
             f"{table}: damaged, or not MMPR-Tiny's table ({error}); delete the file and fetch again"
         ) from None
     if problems:
-        shown = "\n  ".join(problems[:SHOWN])
-        more = f"\n  and {len(problems) - SHOWN} rows more" if len(problems) > SHOWN else ""
+        shown = "\n".join(listed(problems[:SHOWN], len(problems)))
         raise UserError(
             f"{table}: the loader would stop at {len(problems)} of {rows} rows; fetch the table and images.zip at one "
-            f"revision\n  {shown}{more}"
+            f"revision\n{shown}"
         )
     return rows, several
 

@@ -65,11 +65,11 @@ def fill_placeholder(row: dict[str, Any], lookup: Lookup) -> dict[str, Any]:
         question = prompt = fill_dapo(source_question, template)
     else:
         question, prompt = source_question, fill_skywork(source_question, template)
-    filled = {key: value for key, value in row.items() if key != "_hf_placeholder"}
-    filled["question"] = question
-    filled["expected_answer"] = answer_text(truth)
-    filled["responses_create_params"] = {**params, "input": [{"role": "user", "content": prompt}]}
-    return filled
+    return {key: value for key, value in row.items() if key != "_hf_placeholder"} | {
+        "question": question,
+        "expected_answer": answer_text(truth),
+        "responses_create_params": {**params, "input": [{"role": "user", "content": prompt}]},
+    }
 
 
 def _look_up(dataset: str, row: Any, lookup: Lookup) -> tuple[str, str]:

@@ -69,26 +69,23 @@ def _open_table(path: str) -> pa.Table:
 def _write(parquet: Path, output: Path) -> None:
     fresh = output.with_name(f"{output.name}.new")
     with fresh.open("wb") as file, pa.ipc.new_file(file, TEXTS) as writer:
-        for columns in _columns(parquet):
-            writer.write_batch(pa.RecordBatch.from_arrays([*columns], schema=TEXTS))
+        for batch in _texts(parquet):
+            writer.write_batch(batch)
     fresh.rename(output)
     pa.default_memory_pool().release_unused()
 
 
-def _columns(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Columns prompt[0].content and reward_model.ground_truth of a parquet file, some rows at a time."""
+def _texts(path: Path) -> Iterator[pa.RecordBatch]:
+    """Columns prompt[0].content (null of an empty prompt) and reward_model.ground_truth, some rows at a time."""
     try:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=["prompt", "reward_model"], use_threads=False):
+                firsts = pc.list_slice(batch.column("prompt"), 0, 1, return_fixed_size_list=True).values
                 answers = pc.struct_field(batch.column("reward_model"), "ground_truth")
-                yield _content_of_first(batch.column("prompt")).cast(TEXT), answers.cast(TEXT)
+                texts = [pc.struct_field(firsts, "content").cast(TEXT), answers.cast(TEXT)]
+                yield pa.RecordBatch.from_arrays(texts, schema=TEXTS)
     except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: not a table with prompt[0].content and reward_model.ground_truth: {reason}; fetch it again"
         ) from None
-
-
-def _content_of_first(prompts: pa.ListArray) -> pa.Array:
-    """``prompt[0].content`` of each row; null where the prompt is null or empty."""
-    return pc.struct_field(pc.list_slice(prompts, 0, 1, return_fixed_size_list=True).values, "content")

@@ -82,10 +82,8 @@ class Sandbox:
             self._idle.put(server)
 
 
-@cache
-def sandbox(function: str, *imports: str) -> Sandbox:
-    """Return the sandbox of a function, shared by all callers."""
-    return Sandbox(function, *imports)
+sandbox = cache(Sandbox)
+"""The sandbox of a function, shared by all callers."""
 
 
 def cores() -> int:
@@ -176,12 +174,11 @@ def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
 
 def _nests_deeper(value: Any, levels: int) -> bool:
     level = [value]
-    while level and levels > 0:
+    for _ in range(levels):
         level = [
             part
             for inner in level
             if isinstance(inner, (list, dict))
             for part in (inner.values() if isinstance(inner, dict) else inner)
         ]
-        levels -= 1
     return bool(level)

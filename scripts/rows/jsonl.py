@@ -67,6 +67,12 @@ def row_or_error(line: bytes) -> dict[str, Any] | RowError:
         return error
 
 
+def listed(problems: list[str], count: int) -> list[str]:
+    """Return an indented line for each of the first problems of rows, and the number of the others."""
+    more = count - len(problems)
+    return [f"  {problem}" for problem in (*problems, *([f"and {more} rows more"] if more else []))]
+
+
 def key_of(line: bytes) -> str:
     """Return the short name by which a recipe allows a row: a hash of the line without newline."""
     return hashlib.sha256(line).hexdigest()[:12]

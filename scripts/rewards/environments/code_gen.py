@@ -116,11 +116,8 @@ def same_output(output: str, expected: str) -> bool:
 def _same_line(line: str, expected: str) -> bool:
     if line.strip() == expected.strip():
         return True
-    numbers, expected_numbers = line.split(), expected.split()
-    if len(numbers) != len(expected_numbers):
-        return False
     try:
-        return all(Decimal(number) == Decimal(wanted) for number, wanted in zip(numbers, expected_numbers, strict=True))
+        return [*map(Decimal, line.split())] == [*map(Decimal, expected.split())]
     except InvalidOperation:
         return False
 
