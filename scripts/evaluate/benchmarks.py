@@ -20,6 +20,8 @@ from scripts.stage.tables import read_table
 
 NORMAL_95 = 1.959964
 SAME = 1e-6
+DATASET = {"path": "dataset_path", "name": "dataset_name", "split": "test_split"}
+"""Facts of a task's data set, and lm-eval's words for them."""
 Documents = dict[tuple[str, int, str], float]
 """The score of each document by task, place in the task's split and hash."""
 EARLIER = pa.schema(
@@ -41,28 +43,24 @@ def read_scores(folder: Path, task: str, metric: str | None, key: str) -> dict[s
     (path,) = folder.rglob("results_*.json")
     found = read_json(path)
     results, configs = found["results"], found["configs"]
-    names = [task] if _numbers(results.get(task, {})) else [*configs]
-    return {name: _entry(found, name, metric, key, configs.get(name) or next(iter(configs.values()))) for name in names}
-
-
-def _entry(found: dict[str, Any], name: str, metric: str | None, key: str, config: dict[str, Any]) -> Benchmark:
-    result = found["results"][name]
-    metrics = _numbers(result)
-    wanted = next((each for each in metrics if metric in (None, each, each.split(",")[0])), None)
-    if wanted is None:
-        raise UserError(f"evaluation.tasks: {name} has no metric {metric or 'at all'}; it has {', '.join(metrics)}")
-    return {
-        **metrics[wanted],
-        "samples": result["sample_len"],
-        "metric": wanted,
-        "metrics": metrics,
-        "num_fewshot": found["n-shot"].get(name, 0),
-        "version": str(found["versions"].get(name)),
-        "chat_template": found["chat_template"] is not None,
-        "dataset": {"path": config.get("dataset_path"), "name": config.get("dataset_name")}
-        | {"split": config.get("test_split")},
-        "key": key,
-    }
+    entries: dict[str, Benchmark] = {}
+    for name in [task] if _numbers(results.get(task, {})) else configs:
+        metrics, config = _numbers(results[name]), configs.get(name) or next(iter(configs.values()))
+        wanted = next((each for each in metrics if metric in (None, each, each.split(",")[0])), None)
+        if wanted is None:
+            raise UserError(f"evaluation.tasks: {name} has no metric {metric or 'at all'}; it has {', '.join(metrics)}")
+        entries[name] = {
+            **metrics[wanted],
+            "samples": results[name]["sample_len"],
+            "metric": wanted,
+            "metrics": metrics,
+            "num_fewshot": found["n-shot"].get(name, 0),
+            "version": str(found["versions"].get(name)),
+            "chat_template": found["chat_template"] is not None,
+            "dataset": {fact: config.get(word) for fact, word in DATASET.items()},
+            "key": key,
+        }
+    return entries
 
 
 def _numbers(result: dict[str, Any]) -> dict[str, dict[str, float | None]]:

@@ -16,6 +16,7 @@ from scripts.model.processor import make_processor, use_template
 from scripts.model.scratch import IMAGE
 from scripts.recipe.model import RandomModel
 from scripts.recipe.stage_settings import TrainingConfig
+from scripts.rows.chat_format import tokenizer_of
 
 
 def fresh_model(config: TrainingConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerFast | LlavaProcessor]:
@@ -28,8 +29,18 @@ def make_model(
     shape: RandomModel, processor: PreTrainedTokenizerFast | LlavaProcessor, max_length: int, seed: int
 ) -> PreTrainedModel:
     """Make a Llama-shaped decoder in float32 with tied embeddings; equal arguments give equal weights."""
-    tokenizer, vision = getattr(processor, "tokenizer", processor), shape.vision
-    decoder = _decoder_config(shape, tokenizer, max_length)
+    tokenizer, vision = tokenizer_of(processor), shape.vision
+    decoder = LlamaConfig(
+        vocab_size=len(tokenizer),
+        **shape.model_dump(exclude={"rope_theta", "vision", "tools"}),
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
     torch.manual_seed(seed)
     if vision is None:
         model = LlamaForCausalLM(decoder)
@@ -49,17 +60,3 @@ def make_model(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model
-
-
-def _decoder_config(shape: RandomModel, tokenizer: PreTrainedTokenizerFast, max_length: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        **shape.model_dump(exclude={"rope_theta", "vision", "tools"}),
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        max_position_embeddings=max_length,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="float32",
-    )

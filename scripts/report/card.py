@@ -146,24 +146,18 @@ def _benchmark_results(benchmarks: Benchmarks | None) -> Iterator[EvalResult]:
 
 
 def _model(folder: Path) -> dict[str, Any]:
-    """Return the size and kind of the exported model."""
-    config, tensors = config_of(folder), tensors_of(folder)
+    """Return the size and kind of the exported model, and the chat template, if any, and tokens in words."""
+    config, tensors, found, chat = config_of(folder), tensors_of(folder), ChatFormat.of(folder), ""
+    if found.chat_template is not None:
+        tokens = ", ".join(f"{name} {value!r}" for name, value in found.tokens.items() if value is not None)
+        chat = f"chat template of SHA-256 {sha256_text(found.chat_template)[:16]}; {tokens}"
     return {
         "parameters": sum(math.prod(shape) for _, shape in tensors.values()),
         "types": sorted({dtype for dtype, _ in tensors.values()}),
         "architecture": ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]),
         "context": config.get("max_position_embeddings"),
-        "chat": _chat(folder),
+        "chat": chat,
     }
-
-
-def _chat(folder: Path) -> str:
-    """Return the exported model's chat template and tokens in words; empty without a template."""
-    found = ChatFormat.of(folder)
-    if found.chat_template is None:
-        return ""
-    tokens = ", ".join(f"{name} {value!r}" for name, value in found.tokens.items() if value is not None)
-    return f"chat template of SHA-256 {sha256_text(found.chat_template)[:16]}; {tokens}"
 
 
 def main(

@@ -65,36 +65,30 @@ class Link:
             return None
 
 
-def _published_stage(path: Path) -> StagePaths:
-    """Return the stage of a folder, or of the ckpt/ or hf/ in it; UserError without a published checkpoint."""
+def read_chain(path: Path) -> list[Link]:
+    """Return the links of a published checkpoint and its ancestors, parents first.
+
+    `path` is the stage's folder, or the ckpt/ or hf/ in it; UserError without a published checkpoint.
+    """
     directory = path.parent if path.name in ("ckpt", "hf") else path
     stage = StagePaths(directory if directory.name else directory.absolute())
     if not stage.record.is_file():
         raise UserError(f"{path}: no published checkpoint (ckpt/record.json); name one: results/<run>/<stage>/ckpt")
-    return stage
-
-
-def read_chain(path: Path) -> list[Link]:
-    """Return the links of a published checkpoint and its ancestors, parents first."""
-    stage, links = _published_stage(path), {}
     link = Link(stage, read_record(stage.record, CheckpointRecord), None, on_disk=True)
+    links: dict[str, Link] = {}
     _collect(replace(link, content=link.exported and link.exported["content"]), links)
     return list(links.values())
 
 
 def _collect(link: Link, links: dict[str, Link]) -> None:
-    """Add a link after the parents' links."""
+    """Add a link after the parents' links; of a parent replaced since, the child's note is the record."""
     for parent in link.record.get("parents", ()):
         if parent["stage"] not in links:
-            _collect(_parent_link(link.paths.sibling(parent["stage"]), parent), links)
+            paths = link.paths.sibling(parent["stage"])
+            record = readable(paths.record, CheckpointRecord)
+            is_same = record is not None and record["identity"] == parent["identity"]
+            _collect(Link(paths, record if is_same else parent, parent["content"], on_disk=is_same), links)
     links[link.name] = link
-
-
-def _parent_link(stage: StagePaths, recorded: Parent) -> Link:
-    """Return a parent's link; by the child's note where the parent's record is of another checkpoint."""
-    record = readable(stage.record, CheckpointRecord)
-    is_same = record is not None and record["identity"] == recorded["identity"]
-    return Link(stage, record if is_same else recorded, recorded["content"], on_disk=is_same)
 
 
 def readable(path: Path, kind: type[Record]) -> Record | None:

@@ -66,7 +66,6 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         cost=total(stage.cost for stage in trained.values()),
         notable=list(_notable(shown)),
         shown=shown,
-        rows={name: stage.row for name, stage in shown.items()},
         costs={card: total(each) for card, each in costs.items()},
     )
 

@@ -17,27 +17,26 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
 
 
-def write_stage_page(paths: StagePaths, manifest: Path, output: Path) -> None:
-    """Write the page of a trained stage; `manifest` is the blend's."""
-    stage, blend = TrainedStage(paths), read_record(manifest, Manifest)
-    parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in stage.record["parents"][:1]]
-    scores, benchmarks = scores_of(stage.evaluation), scores_of(stage.benchmarks)
+def main(
+    stage: Annotated[Path, "the stage's directory"],
+    manifest: Annotated[Path, "the blend's manifest.json"],
+    output: Annotated[Path, "HTML"],
+) -> None:
+    """Write the page of a trained stage."""
+    paths, blend = StagePaths(stage), read_record(manifest, Manifest)
+    trained = TrainedStage(paths)
+    parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
     rollouts = read_table(paths.rollouts, ROLLOUTS).to_pandas() if paths.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
-        row=stage.row,
-        cost=stage.cost,
-        settings=stage.settings,
-        changed=differing_settings([each.settings for each in (*parents, stage)]),
-        figures=list(figures_of({"": stage.metrics})),
-        steps_csv=_data_uri(stage.metrics),
-        scores=scores,
-        reach=reach_of(scores),
-        benchmarks=benchmarks,
-        benchmark_reach=reach_of(benchmarks),
-        benchmarked_by=stage.benchmarks and stage.benchmarks.get("by"),
-        criteria=stage.criteria,
+        stage=trained,
+        changed=differing_settings([each.settings for each in (*parents, trained)]),
+        figures=list(figures_of({"": trained.metrics})),
+        steps_csv=_data_uri(trained.metrics),
+        scores=scores_of(trained.evaluation),
+        benchmarks=scores_of(trained.benchmarks),
+        reach_of=reach_of,
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),
         data=composition(blend),
@@ -70,15 +69,6 @@ def composition(manifest: Manifest) -> list[dict[str, Any]]:
         for name in {*train, *validation}
     ]
     return sorted(rows, key=lambda row: (-row["train"], row["environment"]))
-
-
-def main(
-    stage: Annotated[Path, "the stage's directory"],
-    manifest: Annotated[Path, "the blend's manifest.json"],
-    output: Annotated[Path, "HTML"],
-) -> None:
-    """Write the page of a stage."""
-    write_stage_page(StagePaths(stage), manifest, output)
 
 
 if __name__ == "__main__":

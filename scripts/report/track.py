@@ -19,13 +19,19 @@ TIMEOUTS = {"init_timeout": 60.0, "finish_timeout": 600.0}
 QUIET = {"console": "off", "silent": True, "disable_git": True, "disable_code": True, "x_disable_meta": True}
 
 
-def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[str, Any]:
-    """Record a published checkpoint; return the run's place. W&B keeps local files below `folder`."""
+def main(
+    checkpoint: Annotated[Path, "such as results/rlhf/ckpt"],
+    project: Annotated[str, "W&B's project"],
+    folder: Annotated[Path, "for W&B's local files"],
+    output: Annotated[Path, "tracking.json"],
+    entity: Annotated[str | None, "W&B's team or user; default: the account"] = None,
+) -> None:
+    """Record a published stage, and write tracking.json with the run's place."""
     try:
         import wandb  # noqa: PLC0415  (optional)
     except ImportError:
         raise UserError(ADVICE) from None
-    *ancestors, link = read_chain(ckpt)
+    *ancestors, link = read_chain(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     options = {
         "project": project,
@@ -56,7 +62,8 @@ def track(ckpt: Path, project: str, entity: str | None, folder: Path) -> dict[st
         run.finish()
     if run.offline:
         print(f"{link.name}: kept offline; send it with: wandb sync {Path(run.dir).parent}")
-    return {"project": project, "entity": entity, "run": run.id, "url": None if run.offline else run.url}
+    url = None if run.offline else run.url
+    write_json(output, {"project": project, "entity": entity, "run": run.id, "url": url})
 
 
 def _splits(wandb: Any, link: Link) -> Any:
@@ -74,17 +81,6 @@ def _checkpoint(wandb: Any, link: Link) -> Any:
         for name in link.record["files"]:
             artifact.add_reference((weights / name).as_uri(), name=name)
     return artifact
-
-
-def main(
-    checkpoint: Annotated[Path, "such as results/rlhf/ckpt"],
-    project: Annotated[str, "W&B's project"],
-    folder: Annotated[Path, "for W&B's local files"],
-    output: Annotated[Path, "tracking.json"],
-    entity: Annotated[str | None, "W&B's team or user; default: the account"] = None,
-) -> None:
-    """Record a stage, and write tracking.json."""
-    write_json(output, track(checkpoint, project, entity, folder))
 
 
 if __name__ == "__main__":

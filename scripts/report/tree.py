@@ -40,12 +40,13 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         yield "release", " ".join(f"{name} {version}" for name, version in sorted(record["release"].items()))
     if (data := record.get("data")) and (facts := record.get("facts")):
         splits = f"train {facts['train_split'][:16]}, validation {facts['validation_split'][:16]}"
-        dataset, *tables = datasets_of(data)
+        source = data["source"]
+        dataset = f"{source['name']}@{source['revision']}" if source else "an unrecorded source"
         yield "data", f"{data['blend']} of {dataset}; {splits}; manifest {data['manifest'][:16]}"
         if "data_ended" in record:
             yield "ended", words_of_skipped(record)
-        for table in tables:
-            yield "table", table
+        for name, revision in data["tables"].items():
+            yield "table", f"{name}@{revision or 'unknown'}"
     for span in record.get("trained_by", ()):
         first, last = span["steps"]
         yield "code", f"{code_name(span['code'])} (steps {first} to {last})"
@@ -54,13 +55,6 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
     if not link.parents:
         content = (record.get("model") or {}).get("content")
         yield "model", model_name(link) + (f"  content {content}" if content else "")
-
-
-def datasets_of(data: dict[str, Any]) -> list[str]:
-    """Return a blend's dataset, then the tables of the placeholders, each with a revision."""
-    source = data["source"]
-    tables = [f"{name}@{revision or 'unknown'}" for name, revision in data["tables"].items()]
-    return [f"{source['name']}@{source['revision']}" if source else "an unrecorded source", *tables]
 
 
 def code_name(code: dict[str, Any] | None) -> str:

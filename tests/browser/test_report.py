@@ -15,9 +15,8 @@ from scripts.report.compare import write_comparison
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.stage_page import write_stage_page
+from scripts.report.stage_page import main as write_stage_page
 from scripts.report.sweep import write_sweep_page
-from scripts.stage.paths import StagePaths
 from tests.report_files import rollout, write_manifest, write_stage
 
 PAGES = ("overview.html", "environments.html", "rlvr1/stage.html", "swept/sweep.html", "compare.html")
@@ -80,7 +79,7 @@ def pages(tmp_path_factory):
     rows = [rollout(line, prompt=f"prompt {line}", response_after=f"={line}+1") for line in range(3)]
     rows.append(rollout(3, before=1.0, after=0.0, prompt=evil, response_before=evil))
     pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
-    write_stage_page(StagePaths(results / "rlvr1"), write_manifest(results), results / "rlvr1/stage.html")
+    write_stage_page(results / "rlvr1", write_manifest(results), results / "rlvr1/stage.html")
     variants = {f"swept.lr-{rate}.seed-{seed}": {"lr": rate, "seed": seed} for rate in range(1, 26) for seed in (1, 2)}
     for name in variants:
         write_stage(results, name, "sft")

@@ -18,8 +18,7 @@ from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
 from scripts.report.card import model_card
 from scripts.report.environments import write_environments_page
-from scripts.report.stage_page import write_stage_page
-from scripts.stage.paths import StagePaths
+from scripts.report.stage_page import main as write_stage_page
 from tests.cases import cases
 from tests.conftest import ROOT, SHORT, refusal
 from tests.lm_eval_files import write_answers
@@ -163,7 +162,7 @@ def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp
 
     write_stage(tmp_path, "sft")
     write_json(tmp_path / "sft/benchmarks.json", record | {"stage": "sft"})
-    write_stage_page(StagePaths(tmp_path / "sft"), write_manifest(tmp_path), tmp_path / "page.html")
+    write_stage_page(tmp_path / "sft", write_manifest(tmp_path), tmp_path / "page.html")
     assert "<td>0.500</td><td>0.725</td><td>0.071</td><td>+0.225</td>" in (tmp_path / "page.html").read_text()
     write_environments_page([], tmp_path / "chain.html", [base, record])
     page = (tmp_path / "chain.html").read_text()

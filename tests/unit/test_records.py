@@ -32,7 +32,7 @@ from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.pages import readable
-from scripts.report.stage_page import write_stage_page
+from scripts.report.stage_page import main as write_stage_page
 from scripts.report.summary import rows_of
 from scripts.report.tree import chain_text
 from scripts.report.verify import verify
@@ -101,7 +101,7 @@ def commands(results: Path, pages: Path) -> dict:
             [each for name in stages if (each := readable(results / name / "eval.json", Evaluation))],
             pages / "environments.html",
         )
-        write_stage_page(StagePaths(results / "rlvr1"), results / "data/rlvr1/manifest.json", pages / "stage.html")
+        write_stage_page(results / "rlvr1", results / "data/rlvr1/manifest.json", pages / "stage.html")
 
     def lineage() -> None:
         chain = read_chain(results / "rlvr1/ckpt")

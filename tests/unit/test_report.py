@@ -24,7 +24,7 @@ from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.rollouts import marked, sample_rollouts
 from scripts.report.scores import scores_of, scores_side_by_side
-from scripts.report.stage_page import write_stage_page
+from scripts.report.stage_page import main as write_stage_page
 from scripts.report.sweep import read_variants, write_sweep_page
 from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.attempts import begin_attempt, end_attempt
@@ -63,7 +63,7 @@ def metrics(tmp_path):
 
 
 def page_of(results, stage: str) -> str:
-    write_stage_page(StagePaths(results / stage), write_manifest(results), results / "page.html")
+    write_stage_page(results / stage, write_manifest(results), results / "page.html")
     return (results / "page.html").read_text()
 
 
