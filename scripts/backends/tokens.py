@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.recipe.model import RandomModel
 from scripts.records import ShownRow, ShownTokens
 
 Told = TypeVar("Told")
@@ -36,18 +37,19 @@ def _hide_torch() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
-def load_here(folder: Path, chat_template: str | None) -> Any:
+def load_here(model: Path | RandomModel, chat_template: str | None) -> Any:
     """Return a model's tokenizer or processor with a chat template (None: the model's), or the reason for none."""
-    if not folder.exists():
-        return f"{folder} is not there yet"
+    if isinstance(model, Path) and not model.exists():
+        return f"{model} is not there yet"
     if find_spec("transformers") is None:
         return "transformers is not installed here (envs/trl.txt)"
-    from scripts.model.processor import load_processor, use_template  # noqa: PLC0415 - the controller lacks what it needs
+    from scripts.model import processor  # noqa: PLC0415 - the controller lacks what it needs
 
+    load = processor.load_processor if isinstance(model, Path) else processor.make_processor
     try:
-        return use_template(load_processor(folder), chat_template)
+        return processor.use_template(load(model), chat_template)
     except (OSError, ValueError, ImportError) as error:
-        return f"the tokenizer of {folder} cannot be loaded here ({error})"
+        return f"the tokenizer of {model} cannot be loaded here ({error})"
 
 
 def shown_row(line: int, parts: Iterable[tuple[str, bool, list[int]]], tokenizer: Any) -> ShownRow:

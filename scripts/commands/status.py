@@ -2,6 +2,8 @@
 
 import argparse
 
+from tabulate import tabulate
+
 from scripts.commands.project import Project, project_of
 from scripts.files import duration
 from scripts.recipe.site import Site
@@ -37,17 +39,9 @@ def _number(value: float | None, digits: int) -> str:
 
 def aligned(rows: list[list[str]], left: set[int]) -> list[str]:
     """Align rows in columns, to the left for numbers in `left`, else to the right; a gap is a dash."""
-    last = len(rows[0]) - 1
-    shown = [[cell or ("" if column == last else "-") for column, cell in enumerate(row)] for row in rows]
-    widths = [max(len(row[column]) for row in shown) for column in range(last + 1)]
-    lines = []
-    for row in shown:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    shown = [[*(cell or "-" for cell in row[:-1]), row[-1]] for row in rows]
+    sides = ["left" if column in left else "right" for column in range(len(rows[0]))]
+    return tabulate(shown, tablefmt="plain", disable_numparse=True, colalign=sides).splitlines()
 
 
 def run(arguments: argparse.Namespace) -> None:

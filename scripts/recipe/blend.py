@@ -105,33 +105,23 @@ class Blend(Rows):
         return data | {"environments": named} if named else data
 
     @model_validator(mode="after")
-    def _says_what_counts(self) -> "Blend":
+    def _fits_together(self) -> "Blend":
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
         names = [benchmark.name for benchmark in self.decontaminate]
         if repeated := [name for name in names if names.count(name) > 1]:
             raise invalid(f"decontaminate names {repeated[0]} twice")
-        return self
-
-    @model_validator(mode="after")
-    def _composes(self) -> "Blend":
-        if not self.is_composed:
-            return self
-        if self.format != "jsonl":
+        if self.is_composed and self.format != "jsonl":
             raise invalid(f"{self.format} is prepared as it is published; leave out what composes rows")
         if self.sources and (self.source or self.file or self.shuffle):
             raise invalid("sources stand in for source and file, and are always mixed; leave these and shuffle out")
-        for part in self.parts():
+        for part in self.parts() if self.is_composed else ():
             if self.kind == "preferences" and part.environment:
                 raise invalid("no environment rewards preferences; leave it out")
             if self.kind != "prompts" and part.constants:
                 raise invalid("constants are fields of prompts; leave them out")
             if part.environment and part.environment not in self.environments:
                 raise invalid(f"environments has not {part.environment}, which environment names; add it")
-        return self
-
-    @model_validator(mode="after")
-    def _fits_its_format(self) -> "Blend":
         if self.format == "jsonl":
             return self
         kind = "preferences" if self.format == "mmpr" else "prompts"

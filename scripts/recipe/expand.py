@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, PositiveInt, ValidationError
 
 from scripts.files import canonical_json, sha256_text
 from scripts.recipe.strict import Name, Strict, invalid, misnamed
-from scripts.recipe.yaml_file import merge
+from scripts.recipe.yaml_file import merge, nested
 
 HELD_OUT_MEAN = "held_out_mean"
 KEYS = frozenset({"sweep", "best"})
@@ -118,7 +118,7 @@ class _Expansion:
                 raise invalid(f"two variants would be named {variant}; leave one out", f"stages.{name}.sweep")
             laid = settings if parent is None else settings | {"parent": parent}
             for key, value in point.items():
-                laid = merge(laid, _nested(key, value))
+                laid = merge(laid, nested(key, value))
             self.stages[variant] = laid
             variants[variant] = ({"parent": parent} if origin else {}) | point
         self.names[name] = list(variants)
@@ -209,13 +209,6 @@ def _text(value: Any) -> str:
 
 def _word(text: str) -> str:
     return re.sub(r"[^a-z0-9_.]+", "-", text.lower()).strip("-.") or "none"
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """Return the nested settings of a dotted key."""
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
 
 
 def _parent_choice(values: Any, at: str) -> ParentChoice:

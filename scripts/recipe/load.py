@@ -30,14 +30,14 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
         data = _with_files(file.data, project_or_shipped(path).parent)
         over = {"seed": seed, "start": start or os.environ.get(START) or None}
         file = replace(file, data=data | {key: value for key, value in over.items() if value is not None})
-    recipe = file.validate(Recipe, _with_defaults(file.data))  # before `model`, as the programs of a stage read it
+    recipe = file.validate(Recipe, _with_defaults(file.data))
     if model is not None:
         if not isinstance(recipe.model, PretrainedModel):
             raise UserError(
                 f"model={model} is for recipes that start from a pretrained model, such as "
                 f"config/recipes/tiny-pretrained.yaml; {path} makes its own"
             )
-        recipe = file.validate(Recipe, _with_defaults(file.data | {"model": {"name": model}}))
+        recipe = recipe.model_copy(update={"model": PretrainedModel(name=model)})
     for name, program in recipe.environments.items():
         if not Path(program).is_file():
             raise UserError(f"{file.key('environments', name)}: no such file: {Path(program).absolute()}")

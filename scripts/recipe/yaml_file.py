@@ -212,6 +212,13 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Return the nested settings of a dotted key."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
 def leaves(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each value that is no mapping, with its dotted key; none of an empty mapping."""
     for key, value in settings.items():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class StepLog:
     def __init__(self, logs: Path, output: Path, measures_kl: bool, samples: int | None = None) -> None:
         self.logs, self.output, self.measures_kl, self.samples = logs, output, measures_kl, samples
         self._loaders: dict[Path, EventFileLoader] = {}
-        self._open: dict[int, dict[str, Any]] = {}
+        self._open: defaultdict[int, dict[str, Any]] = defaultdict(dict)
         self.last_step, self.last_seconds = 0, 0.0
         self._read_events()
         for entry in read_log(output):
@@ -69,18 +70,15 @@ class StepLog:
                 continue
             environment = _ENVIRONMENT.fullmatch(value.tag)
             if value.tag in NAMES:
-                self._entry(event.step)[NAMES[value.tag]] = number
+                self._open[event.step][NAMES[value.tag]] = number
             elif value.tag == KL and self.measures_kl:
-                self._entry(event.step)["kl"] = number
+                self._open[event.step]["kl"] = number
             elif value.tag.startswith(_PHASE):
                 # a logged step is not opened again for a phase after the step's whole time
                 if event.step in self._open:
                     self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
             elif environment and environment[1] != "total_reward":
-                self._entry(event.step).setdefault("environment_rewards", {})[environment[1]] = number
-
-    def _entry(self, step: int) -> dict[str, Any]:
-        return self._open.setdefault(step, {})
+                self._open[event.step].setdefault("environment_rewards", {})[environment[1]] = number
 
 
 def _scalar(value: Any) -> float | None:

@@ -1,7 +1,6 @@
 """A stage's first rows as the trainer gets them, by the same functions, without torch."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from scripts.backends.tokens import load_here, shown_row
@@ -21,14 +20,7 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
     """
     config, folder = stage.config, stage.parent_export
     register(own_environments(stage.recipe, stage.name), config.environments)
-    if folder is not None:
-        processor = load_here(folder, config.chat_template)
-    elif find_spec("transformers") is None:
-        processor = "transformers is not installed here (envs/trl.txt)"
-    else:
-        from scripts.model.processor import make_processor, use_template  # noqa: PLC0415 - the controller lacks what it needs
-
-        processor = use_template(make_processor(config.model), config.chat_template)
+    processor = load_here(folder or config.model, config.chat_template)
     if isinstance(processor, str):
         return processor
     tokenizer = tokenizer_of(processor)

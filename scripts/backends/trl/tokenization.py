@@ -15,8 +15,8 @@ from PIL import Image
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
+from scripts.rows.examples import preference_of
 from scripts.rows.jsonl import read_rows
-from scripts.rows.kinds import KINDS
 from scripts.rows.messages import common_length, text_of, tools_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render
 
@@ -155,13 +155,13 @@ def tokenize_pairs(
     A pair above `max_length` is a UserError; with `cuts` answers lose their end, and a prompt without room for an
     answer its start.
     """
-    rows, kind = [], KINDS["preferences"]
+    rows = []
     for line in lines:
-        pair = kind.example(line.row)
+        pair = preference_of(line.row)
         options = {"tools": pair.tools, **variables}
         prompt = _prompt(line, as_chat(pair.prompt), processor, options)
         texts = [prompt]
-        for name, answer in zip(kind.answers, pair.answers, strict=True):
+        for name, answer in zip(("chosen", "rejected"), pair.answers, strict=True):
             text = _text(line, as_chat([*pair.prompt, *answer]), processor, options)
             _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
             texts.append(text.removeprefix(prompt))

@@ -12,7 +12,7 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
-from scripts.recipe.yaml_file import leaves, merge
+from scripts.recipe.yaml_file import leaves, merge, nested
 from scripts.stage.stage import Stage
 
 
@@ -27,8 +27,12 @@ class StageContext(Runtime):
         """Return the folder of the first model or of the parent's export; None for a hub's or one not made yet."""
         if export := self.stage.parent_export:
             return export.resolve() if export.exists() else None
-        name = self.stage.recipe.model.name.rstrip("/")
-        return Path(name) if name.startswith("/") else None
+        return Path(self.first_model) if self.first_model.startswith("/") else None
+
+    @property
+    def first_model(self) -> str:
+        """Return the recipe's model, a folder or a repository of the hub, where the stage starts from it."""
+        return "" if self.settings.parent else self.stage.recipe.model.name
 
     @cached_property
     def upstream(self) -> dict[str, Any]:
@@ -46,10 +50,7 @@ class StageContext(Runtime):
         for override in self.settings.overrides:
             key, _, value = override.lstrip("+").partition("=")
             if not key.startswith("~"):
-                nested = yaml.safe_load(value)
-                for part in reversed(key.split(".")):
-                    nested = {part: nested}
-                config = merge(config, nested)
+                config = merge(config, nested(key, yaml.safe_load(value)))
         return config
 
     @property

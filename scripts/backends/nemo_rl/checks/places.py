@@ -32,7 +32,7 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
 
 def check_model(context: StageContext) -> Iterator[Finding]:
     """Find a first model that is not there, and a tokenizer too new for the release."""
-    model, settings = context.stage.recipe.model, context.model and context.model / "tokenizer_config.json"
+    model, settings = context.first_model, context.model and context.model / "tokenizer_config.json"
     is_new = settings and settings.is_file() and '"TokenizersBackend"' in settings.read_text(encoding="utf-8")
     if is_new and "transformers_5" not in context.release.can:
         yield context.error(
@@ -40,12 +40,8 @@ def check_model(context: StageContext) -> Iterator[Finding]:
             f"{settings}: transformers 5 wrote it, which transformers 4 of {context.release.name} cannot read; keep "
             "the pretrained model's own tokenizer (no eos_token, pad_token or chat_template of the recipe's model)",
         )
-    if context.settings.parent is not None:
-        return
-    if model.name.startswith("/") and not Path(model.name, "config.json").is_file():
-        yield context.error(
-            12, f"{model.name}: no config.json there; the first stage starts from a Hugging Face folder"
-        )
+    if model.startswith("/") and not Path(model, "config.json").is_file():
+        yield context.error(12, f"{model}: no config.json there; the first stage starts from a Hugging Face folder")
 
 
 def check_paths(context: StageContext) -> Iterator[Finding]:
@@ -60,10 +56,8 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
         "the results": (context.stage.root or context.stage.results).absolute(),
         "nemo_rl.cache": Path(nemo_rl.cache),
     }
-    if context.settings.parent is None:
-        model = context.stage.recipe.model
-        if model.name.startswith("/"):
-            wanted["the model"] = Path(model.name)
+    if context.first_model.startswith("/"):
+        wanted["the model"] = Path(context.first_model)
     if context.settings.sif and nemo_rl.sif:
         wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
     if "HF_HOME" in site.environment:
@@ -157,8 +151,8 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
     if context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME"):
         return
     wanted = ["its judge models"] if context.settings.reward == "judge" else []
-    if context.settings.parent is None and not context.stage.recipe.model.name.startswith("/"):
-        wanted.append(f"the model {context.stage.recipe.model.name}")
+    if context.first_model and not context.first_model.startswith("/"):
+        wanted.append(f"the model {context.first_model}")
     for what in wanted:
         yield context.error(
             41, f"{what} would come from the hub, and no HF_HOME (site's environment) says where that is cached"
