@@ -16,6 +16,7 @@ from scripts.program import run_command_line
 from scripts.rows import blocks
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
 from scripts.rows.parallel import AHEAD, default_workers, in_order
+from tests.conftest import refusal
 from tests.unit.test_contract import PAIR, RANKED, changed, good
 
 MATH = "math_with_judge_simple_agent"
@@ -113,9 +114,7 @@ def test_all_bad_rows_of_all_splits_stand_in_one_table_and_nothing_is_written(ru
 
 def test_a_long_table_shows_fifty_rows_and_counts_all(write_rows):
     rows = [row(expected_answer=number) for number in range(70)] + [b""] * 3 + [row(question=None)] * 5
-    with pytest.raises(UserError) as error:
-        check_files([write_rows("split.jsonl", rows)], Rules(), 1)
-    table = str(error.value).splitlines()
+    table = refusal(check_files, [write_rows("split.jsonl", rows)], Rules(), 1).splitlines()
     assert table[0] == "78 of 78 rows cannot be trained on:"
     assert [line.split()[0].rpartition(":")[2] for line in table[2:52]] == [str(number) for number in range(1, 51)]
     assert table[52] == "and 28 more"
@@ -175,9 +174,7 @@ def test_a_problem_is_one_line_of_moderate_length(write_rows):
         changed(good("mcqa_simple_agent"), "expected_answer", "long\n" * 1000),
         row(agent_ref={"type": "x\ny", "name": "a\nb"}),
     ]
-    with pytest.raises(UserError) as error:
-        check_files([write_rows("split.jsonl", rows)], Rules(), 1)
-    table = str(error.value).splitlines()
+    table = refusal(check_files, [write_rows("split.jsonl", rows)], Rules(), 1).splitlines()
     assert len(table) == 5 and max(map(len, table)) < 500 and " a b " in table[3]
 
 
@@ -220,11 +217,7 @@ def test_one_worker_and_three_find_the_same(write_rows, monkeypatch):
     rows = [row(id=number) if number % 7 else row(expected_answer=number) for number in range(3000)]
     split, other = write_rows("split.jsonl", rows), write_rows("other.jsonl", rows[1:7] * 100)
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 20_000)
-    tables = []
-    for workers in (1, 3):
-        with pytest.raises(UserError) as error:
-            check_files([split, other], Rules(), workers)
-        tables.append(str(error.value))
+    tables = [refusal(check_files, [split, other], Rules(), workers) for workers in (1, 3)]
     assert tables[0] == tables[1] and f"{split}:8 " in tables[0]
     allow = frozenset(key_of(line_of(bad)) for bad in rows[::7])
     records = [describe(check_files([split, other], Rules(allow=allow), workers), Rules()) for workers in (1, 3)]

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,10 +26,13 @@ DIGEST = "sha256:" + "a" * 64
 DOCUMENT = (ROOT / "docs/images.md").read_text()
 
 
-def hadolint() -> str | None:
-    """The linter beside this Python or in PATH."""
+@pytest.fixture
+def hadolint():
+    """Run the linter, beside this Python or in PATH, on a Dockerfile."""
     beside = Path(sys.executable).with_name("hadolint")
-    return str(beside) if beside.exists() else shutil.which("hadolint")
+    if not (linter := beside if beside.exists() else shutil.which("hadolint")):
+        pytest.skip("hadolint is not installed (make setup)")
+    return lambda path: subprocess.run([linter, path], cwd=ROOT, text=True, capture_output=True, check=False)
 
 
 @pytest.fixture
@@ -44,15 +48,11 @@ def program(tmp_path, monkeypatch):
             "import json, os, sys; kept = {k: v for k, v in os.environ.items() if k.startswith(('ENROOT', 'APPTAINER'))};"
             f"open({str(calls)!r}, 'a').write(json.dumps([sys.argv[1:], kept]) + chr(10))"
         )
-        (folder / name).write_text(f'#!/bin/bash\n{sys.executable} -c {quoted(note)} "$@"\n{body}\n')
+        (folder / name).write_text(f'#!/bin/bash\n{sys.executable} -c {shlex.quote(note)} "$@"\n{body}\n')
         (folder / name).chmod(0o755)
         return calls
 
     return install
-
-
-def quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 def calls_of(path: Path) -> list[list[str]]:
@@ -72,19 +72,15 @@ def test_the_document_has_the_images_of_every_release_and_builds_every_dockerfil
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.stem)
-def test_the_dockerfiles_are_clean_for_hadolint(path):
-    if not (linter := hadolint()):
-        pytest.skip("hadolint is not installed (make setup)")
-    done = subprocess.run([linter, str(path)], cwd=ROOT, text=True, capture_output=True, check=False)
+def test_the_dockerfiles_are_clean_for_hadolint(path, hadolint):
+    done = hadolint(path)
     assert done.returncode == 0, done.stdout
 
 
-def test_hadolint_finds_what_is_wrong(tmp_path):
+def test_hadolint_finds_what_is_wrong(tmp_path, hadolint):
     """The linter that lets ours pass does complain."""
-    if not (linter := hadolint()):
-        pytest.skip("hadolint is not installed (make setup)")
     (tmp_path / "Dockerfile").write_text("FROM ubuntu\nRUN cd /x && pip install y\n")
-    assert subprocess.run([linter, tmp_path / "Dockerfile"], cwd=ROOT, capture_output=True, check=False).returncode
+    assert hadolint(tmp_path / "Dockerfile").returncode
 
 
 def arguments_of(path: Path) -> dict[str, str]:
@@ -232,30 +228,18 @@ SOURCES = {
 def swe_row(instance: str = "astropy__astropy-12907", dataset: str = VERIFIED, agent: str = "swe_agents_train") -> dict:
     """A row as Gym publishes them, with the fields that name its image."""
     metadata = {"instance_id": instance, "dataset_name": dataset, "split": "test", "instance_dict": "{}"}
-    return {
-        "responses_create_params": {"input": [], "metadata": metadata},
-        "agent_ref": {"type": "responses_api_agents", "name": agent},
-    }
+    return {"responses_create_params": {"input": [], "metadata": metadata}, "agent_ref": {"name": agent}}
 
 
 @pytest.fixture
-def split(tmp_path):
-    def write(*rows: dict) -> Path:
-        path = tmp_path / "train-split.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        return path
-
-    return write
+def split(write_rows):
+    return lambda *rows: write_rows("train-split.jsonl", rows)
 
 
 @pytest.mark.parametrize(("instance", "expected"), SOURCES.items(), ids=["Verified", "SWE-Gym", "R2E-Gym"])
-def test_the_image_of_an_instance(instance, expected):
-    assert image_of(swe_row(*instance), "rows:1") == expected
-
-
-@pytest.mark.parametrize(("instance", "expected"), SOURCES.items(), ids=["Verified", "SWE-Gym", "R2E-Gym"])
-def test_gym_finds_each_file_by_its_exact_name(instance, expected):
+def test_the_image_of_an_instance_is_the_one_whose_file_gym_finds_by_its_exact_name(instance, expected):
     """Gym's lookup: the id as it is, then __ as _1776_ and _s_, each also in lower case, in three name patterns."""
+    assert image_of(swe_row(*instance), "rows:1") == expected
     identity, dataset = instance
     tried = [identity, *(identity.replace("__", joint) for joint in ("_1776_", "_s_"))]
     tried += [name.lower() for name in tried[1:]]
