@@ -69,6 +69,11 @@ def write_metrics(path: Path, entries: list[dict[str, Any]]) -> None:
     pq.write_table(pa.Table.from_pylist(rows, schema=METRICS), path)
 
 
+def write_rollouts(directory: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rollouts.parquet of a stage."""
+    pq.write_table(pa.Table.from_pylist(rows), directory / "rollouts.parquet")
+
+
 def write_stage(results: Path, stage: str, parent: str | None = None, steps: int = 10, **config: Any) -> Path:
     """A trained and judged stage on four GPUs; its directory. `config`: settings of its config.yaml."""
     directory = results / stage

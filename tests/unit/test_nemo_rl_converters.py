@@ -24,6 +24,7 @@ from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_site
 from scripts.stage.stage import Stage
+from tests.cases import tables_of
 from tests.conftest import ROOT
 from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
 from tests.stages import checkpoint_record
@@ -103,86 +104,7 @@ def test_each_release_keeps_megatrons_environment_under_the_name_that_is_looked_
     assert "NEMO_RL_VENV_DIR=/opt/ray_venvs" in Path(CHECKOUTS, release, "docker/Dockerfile").read_text()
 
 
-AUTOMODEL = "3rdparty/Automodel-workspace/Automodel"
-TRAIN = """\
-import sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-tokens = torch.arange(12).reshape(1, 12)
-model(input_ids=tokens, labels=tokens).loss.backward()
-optimizer.step()
-step = sys.argv[2]
-weights, kept = f"{step}/policy/weights", f"{step}/policy/tokenizer"
-"""
-SAVE = {
-    1: TRAIN
-    + """\
-from nemo_rl.utils.native_checkpoint import save_checkpoint
-save_checkpoint(model, weights, optimizer, None, f"{step}/policy/optimizer", tokenizer, kept)
-torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
-""",
-    2: TRAIN
-    + """\
-from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
-from torch.distributed.device_mesh import init_device_mesh
-torch.distributed.init_process_group("gloo", init_method=f"file://{step}.rendezvous", rank=0, world_size=1)
-mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
-manager = AutomodelCheckpointManager(mesh["dp"], mesh["tp"])
-manager.init_checkpointer(config_updates={"model_repo_id": sys.argv[1]}, checkpoint_root=step)
-manager.save_checkpoint(
-    model, weights, tokenizer=tokenizer, tokenizer_path=kept, checkpointing_cfg={"model_save_format": "torch_save"}
-)
-torch.save(model(input_ids=tokens).logits, f"{step}/logits.pt")
-""",
-}
-SAVE["lora"] = """\
-import sys
-import torch
-from nemo_automodel.components._peft.lora import PeftConfig, apply_lora_to_linear_modules
-from nemo_rl.models.automodel.checkpoint import AutomodelCheckpointManager
-from nemo_rl.models.policy.workers.dtensor_policy_worker_v2 import dtensor_params_generator
-from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM, AutoTokenizer
-tokenizer, step = AutoTokenizer.from_pretrained(sys.argv[1]), sys.argv[2]
-tokens = torch.arange(12).reshape(1, 12)
-config = PeftConfig(exclude_modules=["lm_head"], dim=4, alpha=8, lora_dtype=torch.float32)
-def fresh():
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
-    apply_lora_to_linear_modules(model, config)
-    return model, torch.optim.AdamW((tensor for tensor in model.parameters() if tensor.requires_grad), lr=1e-2)
-model, optimizer = fresh()
-for _ in range(3):
-    model(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-torch.distributed.init_process_group("gloo", init_method=f"file://{step}.rendezvous", rank=0, world_size=1)
-mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
-manager = AutomodelCheckpointManager(mesh["dp"], mesh["tp"])
-manager.init_checkpointer(config_updates={"model_repo_id": sys.argv[1], "is_peft": True}, checkpoint_root=step)
-paths = {"weights_path": f"{step}/policy/weights", "optimizer_path": f"{step}/policy/optimizer"}
-manager.save_checkpoint(model, optimizer=optimizer, tokenizer=tokenizer, tokenizer_path=f"{step}/policy/tokenizer",
-    checkpointing_cfg={}, lora_enabled=True, peft_config=config, **paths)
-logits = model(input_ids=tokens).logits
-torch.save(logits, f"{step}/logits.pt")
-torch.save(dict(dtensor_params_generator(model, torch.bfloat16)), f"{step}/sent.pt")
-resumed, optimizer = fresh()
-manager.load_checkpoint(resumed, optimizer=optimizer, **paths)
-assert torch.equal(resumed(input_ids=tokens).logits, logits)
-assert {int(state["step"]) for state in optimizer.state.values()} == {3}
-"""
-LOAD = """\
-import sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model, told = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32, output_loading_info=True)
-assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"], told
-logits = model(input_ids=torch.arange(12).reshape(1, 12)).logits
-assert torch.allclose(logits, torch.load(sys.argv[2]), atol=float(sys.argv[3]), rtol=0)
-assert AutoTokenizer.from_pretrained(sys.argv[1])("a b")["input_ids"]
-for name, tensor in torch.load(sys.argv[4]).items() if len(sys.argv) > 4 else ():
-    assert torch.equal(model.get_parameter(name).bfloat16(), tensor), name
-"""
+AUTOMODEL, PROGRAMS = "3rdparty/Automodel-workspace/Automodel", tables_of("nemo_rl_converters")
 
 
 @pytest.mark.skipif(not PYTHON, reason="STAGECOACH_NEMO_RL_PYTHON: no Python that imports NeMo-RL")
@@ -205,7 +127,7 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
     lora = {"lora_cfg": {"enabled": dtensor == "lora"}}
     step = tmp_path / "rlvr1/run/checkpoints/step_4"
     step.parent.mkdir(parents=True)
-    subprocess.run([PYTHON, "-c", SAVE[dtensor], model, step], env=environment, check=True)
+    subprocess.run([PYTHON, "-c", PROGRAMS["save"][dtensor], model, step], env=environment, check=True)
     (step / "config.yaml").write_text(
         yaml.safe_dump({"policy": {"model_name": str(model), "tokenizer": {"name": str(model)}, "dtensor_cfg": lora}})
     )
@@ -234,4 +156,6 @@ def test_a_checkpoint_of_dtensor_becomes_an_export_that_loads_to_the_same_logits
     assert "pytorch_model.bin" not in read_json(hf / "record.json")["files"]
     assert json.loads((hf / "model/config.json").read_text())["tie_word_embeddings"] is tied
     compared = ["0.01", step / "sent.pt"] if dtensor == "lora" else ["0"]  # sent: the weights that vLLM generates with
-    subprocess.run([PYTHON, "-c", LOAD, hf / "model", step / "logits.pt", *compared], env=environment, check=True)
+    subprocess.run(
+        [PYTHON, "-c", PROGRAMS["load"], hf / "model", step / "logits.pt", *compared], env=environment, check=True
+    )

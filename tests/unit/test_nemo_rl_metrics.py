@@ -32,124 +32,118 @@ class Driver:
         self.writer.flush()
 
 
+class Place:
+    """A run's logs, and what is written of them."""
+
+    def __init__(self, folder) -> None:
+        self.logs, self.output = folder / "logs", folder / "metrics.jsonl"
+
+    def driver(self, number: int = 1) -> Driver:
+        return Driver(self.logs, number)
+
+    def log(self, measures_kl: bool = False, **options) -> StepLog:
+        return StepLog(self.logs, self.output, measures_kl=measures_kl, **options)
+
+    def lines(self) -> list[dict]:
+        return [json.loads(line) for line in self.output.read_text().splitlines()] if self.output.exists() else []
+
+    def steps(self) -> list[int]:
+        return [line["step"] for line in self.lines()]
+
+
 @pytest.fixture
 def place(tmp_path):
-    return tmp_path / "logs", tmp_path / "metrics.jsonl"
-
-
-def lines(output) -> list[dict]:
-    return [json.loads(line) for line in output.read_text().splitlines()] if output.exists() else []
+    return Place(tmp_path)
 
 
 def test_a_step_is_logged_when_it_is_over_and_not_before(place):
-    logs, output = place
-    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    log, driver = place.log(), place.driver()
     assert log.follow() == 0
     driver.log(1, STEP)
-    assert (log.follow(), lines(output)) == (0, [])
+    assert (log.follow(), place.lines()) == (0, [])
     driver.log(1, OVER)
     assert (log.follow(), log.last_step, log.last_seconds) == (1, 1, 8.0)
-    (line,) = lines(output)
+    (line,) = place.lines()
     expected = {"reward_mean": 0.5, "reward_std": 0.25, "lr": pytest.approx(1e-6), "loss": 0.125, "seconds": 8.0}
     assert line == {"step": 1} | expected
     assert log.follow() == 0
 
 
 def test_the_phases_of_a_step_are_told_and_late_ones_open_no_step_again(place):
-    logs, output = place
-    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    log, driver = place.log(), place.driver()
     driver.log(1, STEP | {"timing/train/policy_training": 3.0} | OVER)
-    assert (log.follow(), lines(output)[0]["timing"]) == (1, {"policy_training": 3.0})
+    assert (log.follow(), place.lines()[0]["timing"]) == (1, {"policy_training": 3.0})
     driver.log(1, {"timing/train/weight_sync": 1.0})
-    assert (log.follow(is_over=True), len(lines(output))) == (0, 1)
+    assert (log.follow(is_over=True), len(place.lines())) == (0, 1)
 
 
 def test_a_step_without_its_time_is_over_when_the_next_begins_or_training_ends(place):
-    logs, output = place
-    log, driver = StepLog(logs, output, measures_kl=False), Driver(logs, 1)
+    log, driver = place.log(), place.driver()
     driver.log(1, STEP)
     driver.log(2, STEP)
-    assert (log.follow(), [entry["step"] for entry in lines(output)]) == (1, [1])
-    assert (log.follow(is_over=True), [entry["step"] for entry in lines(output)]) == (1, [1, 2])
+    assert (log.follow(), place.steps()) == (1, [1])
+    assert (log.follow(is_over=True), place.steps()) == (1, [1, 2])
 
 
 def test_a_step_that_crashed_after_its_rollouts_was_not_trained_and_is_not_logged(place):
-    logs, output = place
-    first = Driver(logs, 1)
+    first = place.driver()
     first.log(1, STEP | OVER)
     first.log(2, ROLLOUTS)
-    log = StepLog(logs, output, measures_kl=False)
-    assert (log.follow(is_over=True), log.last_step, [entry["step"] for entry in lines(output)]) == (0, 1, [1])
-    log, second = StepLog(logs, output, measures_kl=False), Driver(logs, 2)
+    log = place.log()
+    assert (log.follow(is_over=True), log.last_step, place.steps()) == (0, 1, [1])
+    log, second = place.log(), place.driver(2)
     second.log(2, STEP | OVER | {"train/reward": 0.75})
-    assert (log.follow(), [(entry["step"], entry["reward_mean"]) for entry in lines(output)]) == (
-        1,
-        [(1, 0.5), (2, 0.75)],
-    )
+    assert log.follow() == 1
+    assert [(line["step"], line["reward_mean"]) for line in place.lines()] == [(1, 0.5), (2, 0.75)]
 
 
 @pytest.mark.parametrize(("measures", "kl"), [(True, 0.0), (False, None)])
 def test_a_kl_of_zero_counts_only_where_a_reference_is_loaded(place, measures, kl):
-    logs, output = place
-    Driver(logs, 1).log(1, STEP)
-    log = StepLog(logs, output, measures)
+    place.driver().log(1, STEP)
+    log = place.log(measures)
     log.follow(is_over=True)
-    assert lines(output)[0].get("kl") == kl
+    assert place.lines()[0].get("kl") == kl
 
 
 @pytest.mark.parametrize(("samples", "share"), [(32, 0.25), (None, None)])
 def test_the_share_of_masked_samples_is_known_where_their_number_is(place, samples, share):
-    logs, output = place
-    Driver(logs, 1).log(1, STEP | {"train/num_valid_samples": 24.0})
-    StepLog(logs, output, measures_kl=False, samples=samples).follow(is_over=True)
-    assert (lines(output)[0]["valid_samples"], lines(output)[0].get("masked_share")) == (24.0, share)
+    place.driver().log(1, STEP | {"train/num_valid_samples": 24.0})
+    place.log(samples=samples).follow(is_over=True)
+    assert (place.lines()[0]["valid_samples"], place.lines()[0].get("masked_share")) == (24.0, share)
 
 
 def test_rewards_are_told_by_environment_and_other_numbers_and_texts_are_left_aside(place):
-    logs, output = place
-    driver = Driver(logs, 1)
+    driver = place.driver()
     rewards = {"train/math/reward/mean": 1.0, "train/total_reward/mean": 0.75, "train/code/x/reward/mean": 0.5}
-    driver.log(
-        1,
-        rewards
-        | {"train/loss": 0.5, "train/math/length/mean": 9.0, "validation/math/reward/mean": 0.1, "ray/gpu": 1.0},
-    )
+    others = {"train/math/length/mean": 9.0, "validation/math/reward/mean": 0.1, "ray/gpu": 1.0}
+    driver.log(1, rewards | {"train/loss": 0.5} | others)
     driver.log(0, {"train/reward": 9.0})
     texts = make_tensor_proto(np.array([b"a text"], dtype=object))
     driver.write(1, Summary(value=[Summary.Value(tag="train/loss", tensor=texts)]))
     driver.write(1, Summary(value=[Summary.Value(tag="train/grad_norm", tensor=make_tensor_proto(np.float32(2.5)))]))
-    StepLog(logs, output, measures_kl=False).follow(is_over=True)
-    assert lines(output) == [
-        {
-            "step": 1,
-            "environment_rewards": {"math": 1.0, "code/x": 0.5},
-            "reward_mean": 0.75,
-            "loss": 0.5,
-            "grad_norm": 2.5,
-        }
-    ]
+    place.log().follow(is_over=True)
+    told = {"environment_rewards": {"math": 1.0, "code/x": 0.5}, "reward_mean": 0.75, "loss": 0.5, "grad_norm": 2.5}
+    assert place.lines() == [{"step": 1} | told]
 
 
 def test_a_step_that_is_trained_again_after_a_resume_is_logged_again_and_the_later_counts(place):
-    logs, output = place
-    first = Driver(logs, 1)
+    first = place.driver()
     for step in (1, 2, 3):
         first.log(step, STEP | OVER)
-    StepLog(logs, output, measures_kl=False).follow(is_over=True)
-    log, second = StepLog(logs, output, measures_kl=False), Driver(logs, 2)
-    assert len(lines(output)) == 3, "what an earlier attempt logged is not logged twice"
+    place.log().follow(is_over=True)
+    log, second = place.log(), place.driver(2)
+    assert len(place.lines()) == 3, "what an earlier attempt logged is not logged twice"
     for step in (3, 4):
         second.log(step, STEP | OVER | {"train/reward": 0.9})
     assert log.follow() == 2
-    assert [entry["step"] for entry in lines(output)] == [1, 2, 3, 3, 4]
-    assert [entry["reward_mean"] for entry in read_log(output)] == pytest.approx([0.5, 0.5, 0.9, 0.9])
+    assert place.steps() == [1, 2, 3, 3, 4]
+    assert [entry["reward_mean"] for entry in read_log(place.output)] == pytest.approx([0.5, 0.5, 0.9, 0.9])
 
 
 def test_steps_that_a_driver_made_after_its_watch_was_killed_are_logged_by_the_next(place):
-    logs, output = place
-    driver = Driver(logs, 1)
+    driver = place.driver()
     driver.log(1, STEP | OVER)
-    StepLog(logs, output, measures_kl=False).follow()
+    place.log().follow()
     driver.log(2, STEP | OVER)
-    StepLog(logs, output, measures_kl=False)
-    assert [entry["step"] for entry in lines(output)] == [1, 2]
+    place.log()
+    assert place.steps() == [1, 2]

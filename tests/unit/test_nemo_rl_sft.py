@@ -140,30 +140,19 @@ def problems(stage):
 
 
 @pytest.mark.parametrize(
-    ("row", "settings", "says"),
+    ("row", "template", "release", "says"),
     [
-        (
-            [ASKED, ANSWER, ASKED, ANSWER],
-            {"policy": {"tokenizer": {"chat_template": FORGETFUL}}},
-            "messages[2]: the chat",
-        ),
-        (
-            [ASKED, ANSWER],
-            {"policy": {"tokenizer": {"chat_template": "{{ raise_exception('no') }}"}}},
-            "template fails",
-        ),
-        (
-            [ASKED, ANSWER],
-            {"policy": {"tokenizer": {"chat_template": "{% if false %}{% endif %}"}}},
-            "passes over a mess",
-        ),
-        ([ASKED | {"content": [PICTURE]}, ANSWER], {}, "run_vlm_sft.py"),
-        ([ASKED, CALLED], {"release": "v0.6.0"}, "fill with nulls"),
+        ([ASKED, ANSWER, ASKED, ANSWER], FORGETFUL, "v0.7.0", "messages[2]: the chat"),
+        ([ASKED, ANSWER], "{{ raise_exception('no') }}", "v0.7.0", "template fails"),
+        ([ASKED, ANSWER], "{% if false %}{% endif %}", "v0.7.0", "passes over a mess"),
+        ([ASKED | {"content": [PICTURE]}, ANSWER], None, "v0.7.0", "run_vlm_sft.py"),
+        ([ASKED, CALLED], None, "v0.6.0", "fill with nulls"),
     ],
 )
-def test_a_row_that_would_be_read_otherwise_is_refused_by_its_place(stage_of, row, settings, says):
-    good = [] if "policy" in settings else [[ASKED, ANSWER]]
-    stage = stage_of(*good, row, **settings)
+def test_a_row_that_would_be_read_otherwise_is_refused_by_its_place(stage_of, row, template, release, says):
+    settings = {"policy": {"tokenizer": {"chat_template": template}}} if template else {}
+    good = [] if template else [[ASKED, ANSWER]]
+    stage = stage_of(*good, row, release=release, **settings)
     lines = problems(stage)
     assert len(lines) == 2, "of either split"
     assert lines[0].startswith(f"{stage.train_split}:{1 + len(good)}: ") and says in lines[0]

@@ -8,8 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from scripts.errors import UserError
@@ -39,6 +37,7 @@ from tests.report_files import (
     step,
     write_manifest,
     write_metrics,
+    write_rollouts,
     write_stage,
 )
 
@@ -67,6 +66,21 @@ def page_of(results, stage: str) -> str:
     return (results / "page.html").read_text()
 
 
+def overview_of(results, lineage: Lineage) -> str:
+    write_overview(results, lineage, results / "overview.html")
+    return (results / "overview.html").read_text()
+
+
+def said_by(page: str) -> str:
+    """The text of a page."""
+    return " ".join(re.sub(r"<[^>]+>", "", page).split())
+
+
+def chart_of(*values: float | None) -> str:
+    """A chart of one line."""
+    return line_chart("t", "u", [Line("", list(range(len(values))), list(values))])
+
+
 def drawn(text: str) -> ElementTree.Element:
     """A drawing as its elements, their names without SVG's namespace."""
     root = ElementTree.fromstring(text)  # noqa: S314  (our own)
@@ -91,12 +105,12 @@ def test_a_chart_is_well_formed_and_says_its_values_in_words():
 
 @pytest.mark.parametrize("values", [[], [None, None], [math.nan, math.inf]])
 def test_a_chart_without_a_value_is_none(values):
-    assert line_chart("t", "u", [Line("", list(range(len(values))), values)]) == ""
+    assert chart_of(*values) == ""
 
 
 @pytest.mark.parametrize("values", [[0.0], [5.0, 5.0], [1e-7, 3e-7], [-1e6, 1e6], [math.nan, 2.0]])
 def test_a_chart_of_any_scale_stays_within_its_box(values):
-    svg = drawn(line_chart("t", "u", [Line("", list(range(len(values))), values)]))
+    svg = drawn(chart_of(*values))
     _, _, width, height = map(float, svg.get("viewBox").split())
     points = points_of(svg.find("polyline"))
     assert len(points) == sum(map(math.isfinite, values))
@@ -106,9 +120,8 @@ def test_a_chart_of_any_scale_stays_within_its_box(values):
 def test_a_long_line_is_thinned_but_keeps_its_spike():
     values = [0.0] * 10_000
     values[7_777] = 1.0
-    points = points_of(drawn(line_chart("t", "u", [Line("", list(range(10_000)), values)])).find("polyline"))
-    heights = [y for _, y in points]
-    assert len(points) <= MOST_POINTS and heights.count(min(heights)) == 1 and min(heights) < max(heights)
+    heights = [y for _, y in points_of(drawn(chart_of(*values)).find("polyline"))]
+    assert len(heights) <= MOST_POINTS and heights.count(min(heights)) == 1 and min(heights) < max(heights)
 
 
 def test_lines_differ_by_dash_as_well_as_by_colour():
@@ -133,24 +146,17 @@ def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
 
 
 def test_the_curves_show_what_was_measured_and_nothing_else_six_lines_a_chart(metrics):
-    titles = [figure.title for figure in figures_of({"": metrics(step(1), step(2))})]
-    assert (
-        "Reward by environment" in titles
-        and "KL to the parent" not in titles
-        and "Sampler beside trainer" not in titles
-    )
-    older = [figure.title for figure in figures_of({"": metrics(step(1)).drop(columns=["timing", "masked_share"])})]
-    assert "Time of a step by phase" in titles and "Time of a step by phase" not in older
+    def titles(table: pd.DataFrame) -> list[str]:
+        return [figure.title for figure in figures_of({"": table})]
+
+    plain, asked = titles(metrics(step(1), step(2))), {"KL to the parent", "Sampler beside trainer"}
+    assert {"Reward by environment", "Time of a step by phase"} <= {*plain} and not asked & {*plain}
+    assert "Time of a step by phase" not in titles(metrics(step(1)).drop(columns=["timing", "masked_share"]))
     rewards = {f"environment{number}_simple_agent": 0.5 for number in range(14)}
-    many = [figure.title for figure in figures_of({"": metrics(step(1, environment_rewards=rewards))})]
-    assert [title for title in many if "environment" in title] == [
-        f"Reward by environment ({place} of 3)" for place in (1, 2, 3)
-    ]
+    many = [title for title in titles(metrics(step(1, environment_rewards=rewards))) if "environment" in title]
+    assert many == [f"Reward by environment ({place} of 3)" for place in (1, 2, 3)]
     measured = metrics(step(1, kl=0.1, token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0))
-    titles = [figure.title for figure in figures_of({"": measured})]
-    assert {"KL to the parent", "Sampler beside trainer", "KL of trainer to sampler", "Samples not masked out"} <= {
-        *titles
-    }
+    assert asked | {"KL of trainer to sampler", "Samples not masked out"} <= {*titles(measured)}
 
 
 def test_names_are_shortened_to_what_tells_them_apart():
@@ -230,15 +236,14 @@ def test_the_steps_of_a_stage_can_be_saved_as_csv(results):
 def test_what_a_model_or_a_row_says_stays_text(results):
     evil = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
     rows = [rollout(1, prompt=evil, response_before=evil, response_after=None, environment=evil, split=evil)]
-    pq.write_table(pa.Table.from_pylist(rows), results / "rlvr1/rollouts.parquet")
+    write_rollouts(results / "rlvr1", rows)
     write_metrics(results / "rlvr1/metrics.parquet", [step(1, environment_rewards={evil: 1.0})])
     (results / "rlvr1/config.yaml").write_text(f"algorithm: grpo\nbackend: trl\nnote: {evil!r}\n".replace("\\'", "''"))
     part = {"name": "chosen", "is_learnt": True, "texts": [evil, "\n"]}
     write_json(results / "rlvr1/preflight.json", {"rows": [{"line": 4, "tokens": 2, "learnt": 2, "parts": [part]}]})
     page = page_of(results, "rlvr1")
-    assert (
-        '<pre class="learnt">chosen: <span class="token">&lt;script&gt;' in page and "Row 4: 2 tokens, 2 learnt" in page
-    )
+    assert '<pre class="learnt">chosen: <span class="token">&lt;script&gt;' in page
+    assert "Row 4: 2 tokens, 2 learnt" in page
     assert page.count("<script>") == 1 and "<script>alert" not in page
     assert page.count("&lt;script&gt;alert(1)") >= 7 and "{{ 7 * 7 }}" in page
 
@@ -252,11 +257,8 @@ def test_rollouts_to_read_are_those_that_changed_most_of_each_kind_and_some_at_r
     assert chosen[:7] == [("fell", 0), ("fell", 1), ("fell", 2), ("rose", 99), ("rose", 98), ("rose", 97), ("same", 50)]
     assert chosen[7:11] == [("zero", 100), ("zero", 101), ("zero", 102), ("new", 999)]
     drawn = [sample["line"] for sample in samples if sample["is_random"]]
-    assert (
-        len(set(drawn)) == 20
-        and max(drawn) > 50
-        and drawn == [sample["line"] for sample in sample_rollouts(pd.DataFrame(rows)) if sample["is_random"]]
-    )
+    again = [sample["line"] for sample in sample_rollouts(pd.DataFrame(rows)) if sample["is_random"]]
+    assert len(set(drawn)) == 20 and max(drawn) > 50 and drawn == again
     assert samples[10]["reward_before"] is None and samples[10]["environment"] == "mcqa"
 
 
@@ -269,11 +271,8 @@ def test_what_only_one_response_says_is_marked_and_escaped_and_a_long_one_is_sho
 
 
 def test_settings_that_differ_are_told_with_both_values():
-    assert differing_settings([{"a": 1, "b": [1], "c": 0}, {"a": 1, "b": [2], "d": 3}]) == [
-        ("b", [[1], [2]]),
-        ("c", [0, None]),
-        ("d", [None, 3]),
-    ]
+    differing = [("b", [[1], [2]]), ("c", [0, None]), ("d", [None, 3])]
+    assert differing_settings([{"a": 1, "b": [1], "c": 0}, {"a": 1, "b": [2], "d": 3}]) == differing
 
 
 def test_a_change_is_clear_when_its_interval_leaves_out_0():
@@ -308,8 +307,7 @@ def test_colours_of_the_heat_map_grow_lighter_with_the_score():
 
 def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
     write_stage(results, "a", "sft")
-    write_overview(results, Lineage({"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}), results / "overview.html")
-    page = (results / "overview.html").read_text()
+    page = overview_of(results, Lineage({"sft": "", "rlvr1": "sft", "a": "sft", "c": "a"}))
     lines = [
         (re.findall(r"from (\w+)", line), re.findall(r'class="stage (\w+)" href="#stage-(\w+)"', line))
         for line in re.findall(r'<div class="chain">(.*?)</div>', page, re.DOTALL)
@@ -322,12 +320,8 @@ def judged(stage: str, changes: dict[str, tuple[float, ...]]) -> dict:
     """An eval.json: by environment the score after the stage, and its change from the first with the interval."""
 
     def entry(after: float, value: float, low: float, high: float) -> dict:
-        return {
-            "before": None,
-            "after": after,
-            "change": None,
-            "change_from_first": {"value": value, "low": low, "high": high},
-        }
+        change = {"value": value, "low": low, "high": high}
+        return {"before": None, "after": after, "change": None, "change_from_first": change}
 
     means = [sum(column) / len(changes) for column in zip(*changes.values(), strict=True)]
     environments = {name: {"rows": 8} | entry(*figures) for name, figures in changes.items()}
@@ -335,11 +329,9 @@ def judged(stage: str, changes: dict[str, tuple[float, ...]]) -> dict:
 
 
 def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_cost(results):
-    write_json(
-        results / "rlvr1/eval.json", judged("rlvr1", {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)})
-    )
-    write_overview(results, Lineage({"sft": "", "rlvr1": "sft"}), results / "overview.html")
-    said = " ".join(re.sub(r"<[^>]+>", "", (results / "overview.html").read_text()).split())
+    scores = {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)}
+    write_json(results / "rlvr1/eval.json", judged("rlvr1", scores))
+    said = said_by(overview_of(results, Lineage({"sft": "", "rlvr1": "sft"})))
     assert "No clear change: the mean held-out score went from 0.50 after sft to 0.50 after rlvr1 (+0.00" in said
     assert "Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
     assert "2 of 2 stages trained, 20 steps, 24 min, 1.6 GPU-hours. Gates: 2 warn." in said
@@ -349,10 +341,7 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     (results / "rlvr2/run").mkdir(parents=True)
     (results / "rlvr2/run/metrics.jsonl").write_text('{"step": 7}\n{"st')
-    write_overview(
-        results, Lineage({"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}), results / "overview.html"
-    )
-    text = (results / "overview.html").read_text()
+    text = overview_of(results, Lineage({"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1", "rlhf": "rlvr2"}))
     assert "2 of 4 stages trained, 20 steps" in text and "1.6 GPU-hours" in text
     assert "rlvr2: unfinished, step 7" in text and "rlhf: not trained yet" in text
     assert "least gained: math_with_judge +0.250" in text and "nan" not in text
@@ -369,7 +358,7 @@ def write_variant(results: Path, folder: str, score: float, steps: int) -> None:
     directory = write_stage(results, folder, "sft", steps=steps)
     write_json(directory / "eval.json", evaluation(folder, 0.25, score))
     rows = [rollout(line, reward_after=float(line < 12 * score)) for line in range(12)]
-    pq.write_table(pa.Table.from_pylist(rows), directory / "rollouts.parquet")
+    write_rollouts(directory, rows)
 
 
 def write_choice(results: Path, name: str, *chosen: str, by_score: dict[str, float]) -> None:
@@ -380,10 +369,8 @@ def write_choice(results: Path, name: str, *chosen: str, by_score: dict[str, flo
         common | {"name": each, "step": 4, "score": by_score[each], "tied": place == 1}
         for place, each in enumerate(ranked)
     ]
-    write_json(
-        results / name / "choice.json",
-        {"stage": "rlvr1", "by": "held_out_mean", "chosen": list(chosen), "candidates": candidates},
-    )
+    choice = {"stage": "rlvr1", "by": "held_out_mean", "chosen": list(chosen), "candidates": candidates}
+    write_json(results / name / "choice.json", choice)
 
 
 def test_a_sweeps_page_has_the_variants_by_score_with_the_words_of_choices(tmp_path):
@@ -400,10 +387,8 @@ def test_a_sweeps_page_has_the_variants_by_score_with_the_words_of_choices(tmp_p
     assert variants[1].notes == ["tied with the chosen", "tied with the chosen at step 4"] and not variants[2].notes
     write_sweep_page(tmp_path, "rlvr1", GRID | untrained, ["rlvr1.best"], tmp_path / "rlvr1/sweep.html")
     page = (tmp_path / "rlvr1/sweep.html").read_text()
-    said = " ".join(re.sub(r"<[^>]+>", "", page).split())
-    assert (
-        f"{best} chosen by held_out_mean: its mean held-out score is 1.000, that of the others 0.250 to 0.750" in said
-    )
+    said, others = said_by(page), "that of the others 0.250 to 0.750"
+    assert f"{best} chosen by held_out_mean: its mean held-out score is 1.000, {others}" in said
     assert "4 of 5 variants trained, 40 steps" in said and "not trained yet" in said and page.count("<figure>") > 1
     (tmp_path / best / "metrics.parquet").write_bytes(b"cut")
     (damaged,) = (each for each in read_variants(tmp_path, GRID, []) if each.name == best)
@@ -422,8 +407,7 @@ def test_the_overview_shows_a_sweep_as_one_card_and_follows_what_was_chosen(tmp_
     lineage = Lineage(parents, dict.fromkeys(GRID, "rlvr1"), choices)
     assert lineage.cards == {"sft": "", "rlvr1": "sft", "rlvr2": "rlvr1"}
     assert lineage.chains({}) == [["sft", best, "rlvr2"]]
-    write_overview(tmp_path, lineage, tmp_path / "overview.html")
-    page = (tmp_path / "overview.html").read_text()
+    page = overview_of(tmp_path, lineage)
     assert "rlvr1: 4 of 4 variants trained, scores 0.25 to 1.00" in page and "rlvr1/sweep.html" in page
     assert "6 of 6 stages trained, 60 steps" in page and page.count("<figure") == 3
     assert "rlvr2 from rlvr1.lr-0.0001.seed-2" in page and next(iter(GRID)) not in page
@@ -464,14 +448,12 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     for run, rate in (("a", 1e-4), ("b", 1e-3)):
         write_stage(tmp_path / run, "sft")
         write_stage(tmp_path / run, "rlvr1", "sft", lr=rate)
-    record = tmp_path / "b/rlvr1/ckpt/record.json"
-    write_json(
-        record, read_json(record) | {"identity": "another", "files": {"model.safetensors": {"bytes": 1, "sha256": "1"}}}
-    )
+    record, files = tmp_path / "b/rlvr1/ckpt/record.json", {"model.safetensors": {"bytes": 1, "sha256": "1"}}
+    write_json(record, read_json(record) | {"identity": "another", "files": files})
     better = [rollout(line, reward_after=0.75 + 0.25 * (line % 2)) for line in range(12)]
     worse = [rollout(line, reward_after=0.5 * (line % 2)) for line in range(2, 16)]
-    for run, rows in (("a", worse), ("b", better)):
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / run / "rlvr1/rollouts.parquet")
+    write_rollouts(tmp_path / "a/rlvr1", worse)
+    write_rollouts(tmp_path / "b/rlvr1", better)
     write_stage(tmp_path / "b", "aside", "sft")
     sft, rlvr1, alone = compare({run: read_run(tmp_path / run) for run in "ab"})
     assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
@@ -504,19 +486,16 @@ def test_runs_are_named_by_what_tells_their_paths_apart():
     assert labels_of([Path("/x/results/tiny"), Path("/y/results/tiny")]) == ["x/results/tiny", "y/results/tiny"]
 
 
-@pytest.mark.parametrize(
-    ("named", "folders"),
-    [
+def test_the_config_names_runs_below_the_root_or_by_path():
+    tiny, config = "results/tiny", {"recipe": "r", "site": "s", "run": "tiny"}
+    for named, folders in (
         ([], []),
-        ("a", ["results/a", "results/tiny"]),
-        (["../other/b", "a"], ["../other/b", "results/a", "results/tiny"]),
-        (["tiny", "a"], ["results/tiny", "results/a"]),
-        (["./results/tiny", "a"], ["results/tiny", "results/a"]),
-    ],
-)
-def test_the_config_names_runs_below_the_root_or_by_path(named, folders):
-    config = {"recipe": "r", "site": "s", "run": "tiny", "compare": named}
-    assert parse_config(config).compared == folders
+        ("a", ["results/a", tiny]),
+        (["../other/b", "a"], ["../other/b", "results/a", tiny]),
+        (["tiny", "a"], [tiny, "results/a"]),
+        (["./results/tiny", "a"], [tiny, "results/a"]),
+    ):
+        assert parse_config(config | {"compare": named}).compared == folders
 
 
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):

@@ -10,46 +10,21 @@ from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
-from tests.cases import cases
+from tests.cases import cases, tables_of
 from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, stages_of, stated, whole_recipe
 
 CONFIG = "examples/nemo_gym/stage.yaml"
 AT = "config/recipes/made.yaml: stages.rlvr"
+MADE = tables_of("upstream")
 
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
     """A release in which one config inherits from two others, as NeMo-RL's do."""
-    files = {
-        "examples/nemo_gym/run_grpo_nemo_gym.py": "",
-        "examples/configs/base.yaml": """
-            cluster: {num_nodes: 1, gpus_per_node: 8}
-            checkpointing: {enabled: true, checkpoint_dir: c, save_period: 10, keep_top_k: 3, checkpoint_must_save_by: null}
-            logger: {log_dir: l, tensorboard_enabled: false, wandb_enabled: false, wandb: {name: n, project: p}}
-            data: {train: {dataset_name: Another, data_path: t}, validation: null}
-            policy: {optimizer: {name: torch.optim.AdamW}}
-        """,
-        "examples/configs/grpo.yaml": """
-            defaults: base.yaml
-            grpo: {num_prompts_per_step: 8, num_generations_per_prompt: 4, max_num_steps: 9, seed: 42}
-            loss_fn: {reference_policy_kl_penalty: 0}
-            policy:
-              model_name: m
-              train_global_batch_size: 32
-              max_total_sequence_length: 512
-              megatron_cfg: {tensor_model_parallel_size: 4, optimizer: {lr: 3e-6, min_lr: "${policy.megatron_cfg.optimizer.lr}"}}
-        """,
-        CONFIG: """
-            defaults: [../configs/base.yaml, ../configs/grpo.yaml]
-            grpo: {seed: 7}
-            data: {_override_: true, train: {data_path: t}, validation: {data_path: v}}
-            env: {nemo_gym: {config_paths: []}}
-        """,
-    }
-    for name, text in files.items():
+    for name, config in MADE["files"].items():
         path = tmp_path / "checkout" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(yaml.safe_dump(config) if config else "")
     return tmp_path / "checkout"
 
 
@@ -58,28 +33,11 @@ def recipe(tmp_path):
     """A recipe of one stage that the made-up release can train; `changes` to that stage."""
 
     def load(**changes: object) -> Recipe:
-        stage = {
-            "algorithm": "grpo",
-            "backend": "nemo_rl",
-            "reward": "verifier",
-            "blend": "rows",
-            "config": CONFIG,
-            "cluster": {"num_nodes": 1},
-            "grpo": {"num_prompts_per_step": 8, "num_generations_per_prompt": 4},
-            "policy": {"train_global_batch_size": 32, "max_total_sequence_length": 512},
-        }
+        stage = dict(MADE["stage"])
         for key, value in changes.items():
             stage[key] = stage[key] | value if isinstance(stage.get(key), dict) else value
-        data = {
-            "name": "made",
-            "release": "v0.7.0",
-            "source": {"kind": "folder", "path": "/rows"},
-            "model": {"name": "/model"},
-            "blends": {"rows": {}},
-            "stages": {"rlvr": stage},
-        }
         path = tmp_path / "made.yaml"
-        path.write_text(yaml.safe_dump(data))
+        path.write_text(yaml.safe_dump(MADE["recipe"] | {"stages": {"rlvr": stage}}))
         return load_recipe(path)
 
     return load
@@ -87,12 +45,8 @@ def recipe(tmp_path):
 
 def test_a_config_is_read_with_all_that_it_inherits(checkout):
     config = load_upstream(checkout / CONFIG)
-    assert config["grpo"] == {
-        "num_prompts_per_step": 8,
-        "num_generations_per_prompt": 4,
-        "max_num_steps": 9,
-        "seed": 7,
-    }
+    batch = {"num_prompts_per_step": 8, "num_generations_per_prompt": 4}
+    assert config["grpo"] == batch | {"max_num_steps": 9, "seed": 7}
     assert config["policy"]["optimizer"] == {"name": "torch.optim.AdamW"}, "sections are merged"
     assert config["policy"]["megatron_cfg"]["optimizer"]["lr"] == 3e-6, "a number, as OmegaConf reads it"
     assert config["data"] == {"train": {"data_path": "t"}, "validation": {"data_path": "v"}}, "_override_ replaces"
@@ -112,7 +66,7 @@ def test_what_the_release_has_not_is_named_with_the_nearest(checkout, recipe, ch
 
 def test_what_the_launch_adds_is_checked_too(checkout, recipe):
     path = checkout / "examples/configs/base.yaml"
-    path.write_text(path.read_text().replace("checkpoint_must_save_by: null", "must_save_by: null"))
+    path.write_text(path.read_text().replace("checkpoint_must_save_by:", "must_save_by:"))
     (line,) = unknown_keys(recipe(), checkout, "rlvr")
     assert line.startswith(f"{AT}.checkpointing.checkpoint_must_save_by: no key of {CONFIG}")
 
