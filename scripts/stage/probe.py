@@ -5,6 +5,7 @@ import random
 import signal
 import sys
 import threading
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -30,13 +31,6 @@ class SampledRow(NamedTuple):
     row: dict[str, Any]
 
 
-class Tried(NamedTuple):
-    """The rewards of the answers to a row, by kind."""
-
-    place: str
-    rewards: dict[str, float]
-
-
 class TooSlow(BaseException):
     """A verifier did not return in time; handlers for Exception let this pass."""
 
@@ -46,15 +40,15 @@ def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) ->
 
     Rows with keys in `allow` break the contract, and are left out.
     """
-    drawn: dict[str, list[tuple[int, dict[str, Any]]]] = {}
-    seen: dict[str, int] = {}
+    drawn: defaultdict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    seen: Counter[str] = Counter()
     rng = random.Random(0)
     for number, line, row in read_rows(split):
         if allow and key_of(line) in allow:
             continue
         name = environment_of(row, split, number)
-        seen[name] = seen.get(name, 0) + 1
-        kept = drawn.setdefault(name, [])
+        seen[name] += 1
+        kept = drawn[name]
         if len(kept) < count:
             kept.append((number, row))
         elif (place := rng.randrange(seen[name])) < count:
@@ -80,14 +74,14 @@ def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dic
         if not spec.reads_response:
             continue
         expected = [spec.answer(row) for _, row in rows]
-        tried = [
-            _try(name, each, _answers(spec, each.row, answer, expected))
+        tried = {
+            each.place: _try(name, each, _answers(spec, each.row, answer, expected))
             for each, answer in zip(rows, expected, strict=True)
-        ]
+        }
         record[name] = {"rows": len(rows)} | {
             kind: round(fmean(values), 6)
             for kind in (EXPECTED, EMPTY, PROMPT, OTHER)
-            if (values := [each.rewards[kind] for each in tried if kind in each.rewards])
+            if (values := [rewards[kind] for rewards in tried.values() if kind in rewards])
         }
         problems += _problems(name, tried, probe.tolerated_share)
     return record, problems
@@ -111,23 +105,24 @@ def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, a
     return answers | ({OTHER: others[0]} if spec.other_answers_fail and others else {})
 
 
-def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> Tried:
+def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> dict[str, float]:
+    """Return the rewards of the answers to a row, by kind."""
     seconds = None if SPECS[name].waits else SECONDS * max(1, len(answers))
     try:
         with _time_limit(seconds):
             (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place])
     except TooSlow:
         raise UserError(f"{sampled.place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
-    return Tried(sampled.place, dict(zip(answers, rewards, strict=True)))
+    return dict(zip(answers, rewards, strict=True))
 
 
-def _problems(name: str, tried: list[Tried], tolerated_share: float) -> Iterator[str]:
+def _problems(name: str, tried: dict[str, dict[str, float]], tolerated_share: float) -> Iterator[str]:
     """Say which wrong answers earn no less than the expected one, or more than nothing where none is known."""
     for kind in (EMPTY, PROMPT, OTHER):
-        held = [each for each in tried if kind in each.rewards]
-        paid = [each for each in held if each.rewards[kind] >= each.rewards.get(EXPECTED, sys.float_info.min)]
+        held = {place: rewards for place, rewards in tried.items() if kind in rewards}
+        paid = [place for place in held if held[place][kind] >= held[place].get(EXPECTED, sys.float_info.min)]
         if len(paid) > tolerated_share * len(held):
-            place, rewards = paid[0]
+            place, rewards = paid[0], held[paid[0]]
             beside = f", {rewards[EXPECTED]:g} for {EXPECTED}" if EXPECTED in rewards else ""
             yield (
                 f"{name} pays {kind} as well as a right one in {len(paid)} of {len(held)} rows (the first: {place}, "
