@@ -20,9 +20,8 @@ from scripts.recipe.expand import HELD_OUT_MEAN
 from scripts.records import Benchmarks, Candidate, Choice, Evaluation, ExportRecord, Gate, read_record
 from scripts.stage.bootstrap import LEAST_ROWS, interval, resample
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROLLOUTS, read_table
+from scripts.stage.tables import ROLLOUTS, ROW, read_table
 
-ROW = ["environment", "split", "line", "prompt"]
 FOLDERS, LINKS, HIDDEN = ("ckpt", "hf"), ("run", "exports"), shutil.ignore_patterns(".*")
 FILES = ("config.yaml", "metrics.parquet", "eval.json", "rollouts.parquet", "benchmarks.json", "gate.json")
 FILES += ("criteria.json",)
@@ -95,12 +94,12 @@ def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scor
 
 def _held_out(evaluation: Evaluation, rollouts: Path) -> Scored:
     """Return the mean on held-out rows."""
-    rows = read_table(rollouts, ROLLOUTS).to_pandas().sort_values(ROW[:3])
+    rows = read_table(rollouts, ROLLOUTS).to_pandas().sort_values(["environment", "split", "line"])
     means = resample({name: part["reward_after"].to_numpy() for name, part in rows.groupby("environment")})
     is_enough = len(rows) >= LEAST_ROWS and len(means) == len(evaluation["environments"])
     mean = np.mean([*means.values()], axis=0) if is_enough else None
     bounds = interval(mean) if is_enough else (None, None)
-    return Scored(evaluation["mean"]["after"], *bounds, rows[ROW].to_numpy().tolist(), mean)
+    return Scored(evaluation["mean"]["after"], *bounds, rows[["environment", *ROW]].to_numpy().tolist(), mean)
 
 
 def _task(record: Benchmarks, task: str, store: Path | None) -> Scored:

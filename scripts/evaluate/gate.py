@@ -66,12 +66,9 @@ def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
 def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
     """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound."""
     entries = _entries(criterion, record)
-    kind = CHANGES[criterion.against]
-    found = {
-        name: interval_of(entry) if criterion.metric == "benchmark_score" else entry.get(kind)
-        for name, entry in entries.items()
-    }
-    measured = {name: figure for name, figure in found.items() if figure is not None}
+    is_score, kind = criterion.metric == "benchmark_score", CHANGES[criterion.against]
+    figures = {name: interval_of(entry) if is_score else entry.get(kind) for name, entry in entries.items()}
+    measured = {name: figure for name, figure in figures.items() if figure is not None}
     if not measured:
         why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
         says = f"{criterion.metric} was not measured ({bounds_text(criterion)}): {why}"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from scripts.files import open_atomically, sha256_file, write_json
 from scripts.records import ExportRecord, read_record
 from scripts.stage.bootstrap import Change, changes
-from scripts.stage.tables import ROLLOUTS
+from scripts.stage.tables import ROLLOUTS, ROW
 
 KEPT = ("response", "reward", "tokens", "cut")
 MEAN = None
@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 def beside_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
     """Return the table of a stage that starts from a model, whose answers are `before`."""
-    return _table(answers, {(answer.split, answer.line): (answer.prompt, _kept(answer, "before")) for answer in before})
+    return _table(answers, _frame(before, "before").drop(columns="environment"))
 
 
 def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
@@ -43,25 +43,20 @@ def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
 
     The parent is the chain's first stage where its table has no reward of a first stage.
     """
-    before = {}
-    for row in parent.to_pylist() if parent is not None else ():
-        first = row["reward_after"] if row["reward_first"] is None else row["reward_first"]
-        columns = {f"{name}_before": row[f"{name}_after"] for name in KEPT} | {"reward_first": first}
-        before[row["split"], row["line"]] = row["prompt"], columns
-    return _table(answers, before)
+    rows = (ROLLOUTS.empty_table() if parent is None else parent).to_pandas()
+    rows["reward_first"] = rows["reward_first"].fillna(rows["reward_after"])
+    columns = {f"{name}_after": f"{name}_before" for name in KEPT}
+    return _table(answers, rows[[*ROW, *columns, "reward_first"]].rename(columns=columns))
 
 
-def _table(answers: list[Answer], before: dict[tuple[str, int], tuple[str, dict[str, Any]]]) -> pa.Table:
-    rows = []
-    for answer in answers:
-        prompt, columns = before.get((answer.split, answer.line), (None, {}))
-        row = answer._asdict() | _kept(answer, "after") | (columns if prompt == answer.prompt else {})
-        rows.append({name: row.get(name) for name in ROLLOUTS.names})
-    return pa.Table.from_pylist(rows, schema=ROLLOUTS)
+def _frame(answers: list[Answer], when: str) -> pd.DataFrame:
+    frame = pd.DataFrame(answers, columns=Answer._fields)
+    return frame.rename(columns={name: f"{name}_{when}" for name in KEPT})
 
 
-def _kept(answer: Answer, when: str) -> dict[str, Any]:
-    return {f"{name}_{when}": getattr(answer, name) for name in KEPT}
+def _table(answers: list[Answer], before: pd.DataFrame) -> pa.Table:
+    rows = _frame(answers, "after").merge(before, "left", ROW).reindex(columns=ROLLOUTS.names)
+    return pa.Table.from_pandas(rows, ROLLOUTS, preserve_index=False).replace_schema_metadata()
 
 
 def write_rollouts(table: pa.Table, path: Path) -> None:

@@ -44,13 +44,11 @@ class Sampler:
         self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
         self.variables = chat_template_kwargs or {}
         self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
+        top = {"top_k": top_k or 0, "top_p": top_p if top_p < 1 else None, "min_p": min_p}
         self.settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=temperature > 0,
-            temperature=temperature or None,
-            top_k=top_k or 0 if temperature > 0 else None,
-            top_p=top_p if temperature > 0 and top_p < 1 else None,
-            min_p=min_p if temperature > 0 else None,
+            **({"temperature": temperature, **top} if temperature > 0 else {}),
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=sorted(self.ends),
         )

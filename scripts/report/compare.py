@@ -11,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from scripts.errors import UserError
-from scripts.files import canonical_json
 from scripts.report.chart import COLOURS
 from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.scores import Score, scores_side_by_side
-from scripts.report.trained_stage import ROW, TrainedStage, differing_settings
+from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
+from scripts.stage.tables import ROW
 
 WEIGHTS = (".safetensors", ".distcp")
 
@@ -60,7 +60,11 @@ class ComparedStage:
     @cached_property
     def is_identical(self) -> bool:
         """Tell whether several runs published the same weights."""
-        return self.is_shared and len({_weights(stage) for stage in self.stages.values()}) == 1
+        published = [
+            {name: file for name, file in stage.record["files"].items() if name.endswith(WEIGHTS)}
+            for stage in self.stages.values()
+        ]
+        return self.is_shared and all(files == published[0] for files in published)
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -78,14 +82,13 @@ class ComparedStage:
         table = scores_side_by_side([stage.evaluation for stage in self.stages.values()])
         first, *others = [stage.rewards for stage in self.stages.values()]
         differences = [_changes(first, rewards) for rewards in others]
-        names = ["mean", *(name for name in table if name != "mean")] if table else []
         return [
             Difference(
                 name,
                 [score and score.after for score in table[name]],
                 [None, *(found.get(name) for found in differences)],
             )
-            for name in names
+            for name in sorted(table, key=lambda name: name != "mean")
         ]
 
     @cached_property
@@ -94,17 +97,11 @@ class ComparedStage:
         return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def _weights(stage: TrainedStage) -> str:
-    """Return the checkpoint's files of weights with hashes, as text."""
-    files = stage.record["files"]
-    return canonical_json({name: file for name, file in files.items() if name.endswith(WEIGHTS)})
-
-
 def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping[str, Change | None]:
     """Return the changes on the common rows, by environment and of the mean."""
     if first is None or second is None:
         return {}
-    both = first.merge(second, on=ROW, suffixes=("", "_second"))
+    both = first.merge(second, on=["environment", *ROW], suffixes=("", "_second"))
     parts = both.groupby("environment")
     differences = {name: (part["reward_after_second"] - part["reward_after"]).to_numpy() for name, part in parts}
     found, mean = changes(differences)

@@ -1,18 +1,23 @@
 """Write the pages of a whole run: overview, environments, sweeps, and summary.csv."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+
+import pandas as pd
 
 from scripts.errors import UserError
+from scripts.files import write_text
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, Choice, Evaluation, Record, read_if_there
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.summary import write_summary
+from scripts.report.selection import selection_sentences
 from scripts.report.sweep import write_sweep_page
+from scripts.report.trained_stage import TrainedStage
 from scripts.stage.paths import MODEL, StagePaths
 
 
@@ -26,7 +31,8 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     }
     parents = {name: loaded.stages[name].parent or "" for name in stages}
     write_overview(results, Lineage(parents, sweep_of, choices), results / "overview.html")
-    write_summary([StagePaths(results / name) for name in stages], results / "summary.csv")
+    table = pd.DataFrame(rows_of(StagePaths(results / name) for name in stages))
+    write_text(results / "summary.csv", table.to_csv(index=False, float_format="%.6g"))
     evaluations = [readable(StagePaths(results / name).evaluation, Evaluation) for name in stages]
     benchmarks = [readable(StagePaths(results / name).benchmarks, Benchmarks) for name in (MODEL, *stages)]
     if any(evaluations) or any(benchmarks):
@@ -35,6 +41,17 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     for sweep, varied in loaded.sweeps.items():
         among = [name for name, choice in loaded.choices.items() if choice.stage == sweep]
         write_sweep_page(results, sweep, varied, among, results / sweep / "sweep.html")
+
+
+def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
+    """Yield a row of summary.csv a stage; print damaged records and mark the row."""
+    for stage in stages:
+        try:
+            says = " ".join(selection_sentences(stage.directory.parent, [stage.name]))
+            yield TrainedStage(stage).row | ({"selection": says} if says else {})
+        except UserError as error:
+            print(error, file=sys.stderr)
+            yield {"stage": stage.name, "gate": "damaged"}
 
 
 def readable(path: Path, kind: type[Record]) -> Record | None:

@@ -58,17 +58,10 @@ def _data_uri(metrics: pd.DataFrame) -> str:
 
 def composition(manifest: Manifest) -> list[dict[str, Any]]:
     """Return each environment's rows in both splits and share of the training split, the largest first."""
-    train, validation = (manifest[split].get("environments", {}) for split in ("train", "validation"))
-    rows = [
-        {
-            "environment": short_name(name),
-            "train": train.get(name, 0),
-            "validation": validation.get(name, 0),
-            "share": train.get(name, 0) / max(1, manifest["train"].get("rows", 0)),
-        }
-        for name in {*train, *validation}
-    ]
-    return sorted(rows, key=lambda row: (-row["train"], row["environment"]))
+    splits = {split: manifest[split].get("environments", {}) for split in ("train", "validation")}
+    rows = pd.DataFrame(splits).fillna(0).astype(int).rename(short_name).rename_axis("environment").reset_index()
+    rows["share"] = rows["train"] / max(1, manifest["train"].get("rows", 0))
+    return rows.sort_values(["train", "environment"], ascending=[False, True]).to_dict("records")
 
 
 if __name__ == "__main__":

@@ -23,11 +23,10 @@ from scripts.records import (
 from scripts.report.cost import Cost, cost_of
 from scripts.report.curves import short_name
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import METRICS, ROLLOUTS, read_table
+from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
 
 AS_OF = ".step-"
 """The mark between a stage's name and the step of an earlier checkpoint."""
-ROW = ["environment", "split", "line", "prompt"]
 
 
 def is_trained(paths: StagePaths) -> bool:
@@ -85,7 +84,7 @@ class TrainedStage:
         """Each held-out row's reward after the stage; None without rollouts."""
         if not self.paths.rollouts.exists():
             return None
-        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select([*ROW, "reward_after"])
+        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select(["environment", *ROW, "reward_after"])
         return rollouts.to_pandas().dropna(subset="reward_after")
 
     @cached_property

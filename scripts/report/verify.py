@@ -11,7 +11,7 @@ from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.report.chain import Link, readable
-from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
+from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export, told
 from scripts.stage.paths import MODEL
 
 SHOWN_FROM_SECONDS = 2.0
@@ -122,11 +122,11 @@ def _contradictions(link: Link) -> Iterator[str]:
     record = link.paths.record
     if not link.on_disk:
         what = next(
-            of_checkpoint(link.paths), f"{record}: {'is of another checkpoint' if record.exists() else 'missing'}"
+            told(of_checkpoint, link.paths), f"{record}: {'is of another checkpoint' if record.exists() else 'missing'}"
         )
         yield f"{what}; the stage after it started from {link.record['identity']}, step {link.record['step']}"
         return
-    yield from of_checkpoint(link.paths)
+    yield from told(of_checkpoint, link.paths)
     model = link.record.get("model")
     if model and model["content"] != link.record["facts"]["parent_export"]:
         starts = link.record["facts"]["parent_export"]
@@ -143,7 +143,7 @@ def _contradictions(link: Link) -> Iterator[str]:
 
 def _export_contradictions(link: Link) -> Iterator[str]:
     path, exported = link.paths.export_record, link.exported
-    yield from of_export(link.paths)
+    yield from told(of_export, link.paths)
     if exported is None:
         if link.content is not None:
             yield f"{path}: missing, or of another checkpoint; the stage after it started from {link.content}"

@@ -29,6 +29,8 @@ def _schema(name: str) -> pa.Schema:
 
 
 METRICS, ROLLOUTS = _schema("metrics"), _schema("rollouts")
+ROW = ["split", "line", "prompt"]
+"""The columns that tell held-out rows apart."""
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:

@@ -31,9 +31,8 @@ from scripts.report.chain import read_chain
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.pages import readable
+from scripts.report.pages import readable, rows_of
 from scripts.report.stage_page import main as write_stage_page
-from scripts.report.summary import rows_of
 from scripts.report.tree import chain_text
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, refuse_damage
