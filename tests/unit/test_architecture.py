@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -65,28 +66,30 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.tasks",
     "scripts.backends.trl.probe",
 }
-MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
 
 
 def module_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-def rooms_imported(path: Path) -> set[str]:
-    """The rooms other than its own from which a module imports."""
-    names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
+NAMES = {module_name(path) for path in MODULES}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The modules of scripts/ that a module imports, inside functions too, and the names in them."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.append(node.module)
-    rooms = {name.split(".")[1] for name in names if name.startswith("scripts.")}
-    return rooms - {module_name(path).split(".")[1]}
+            yield from (alias.name for alias in node.names if alias.name.startswith("scripts."))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scripts"):
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_run_one_way(path):
-    assert rooms_imported(path) <= MAY_IMPORT[module_name(path).split(".")[1]]
+    rooms = {name.split(".")[1] for name in imported(ast.parse(path.read_text())) if name != "scripts"}
+    own = module_name(path).split(".")[1]
+    assert rooms - {own} <= MAY_IMPORT[own]
 
 
 def test_no_room_imports_the_demos_rows():
@@ -98,17 +101,12 @@ def test_no_two_rooms_may_import_each_other():
 
 
 def modules_imported(path: Path) -> set[str]:
-    """The modules of scripts/ that a module imports, inside functions too; not those for annotations alone."""
-    found, names = set(), {module_name(other) for other in MODULES}
+    """The other modules that a module imports, but for those for annotations alone."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scripts"):
-            found |= {node.module} & names
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} & names
-    return found - {module_name(path)}
+    return {*imported(tree)} & NAMES - {module_name(path)}
 
 
 def test_no_files_import_each_other_in_a_circle():
