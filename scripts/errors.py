@@ -41,16 +41,14 @@ def explain_refusal(error: OSError) -> str:
     path = Path(os.path.realpath(str(error.filename)))
     if not isinstance(error, PermissionError):
         return f"{error.filename}: {error.strerror}"
-    there = [folder for folder in [*reversed(path.parents), path] if os.path.lexists(folder)]
-    is_new = there[-1] != path
-    closed = next((folder for folder in there if folder.is_dir() and not os.access(folder, os.X_OK)), None)
-    if closed or (not is_new and not os.access(path, os.R_OK)):
-        barred, verb = closed or path, "enter" if closed else "read"
-    else:
-        barred = path if not is_new and not os.access(path, os.W_OK) else there[-1 if is_new else -2]
-        verb = "write to"
-        if os.access(barred, os.W_OK):
-            return f"{error.filename}: {error.strerror}"
+    parents = [folder for folder in reversed(path.parents) if os.path.lexists(folder)]
+    needs = [(folder, "enter", os.X_OK) for folder in (*parents, path) if folder.is_dir()]
+    if os.path.lexists(path):
+        needs += [(path, "read", os.R_OK), (path, "write to", os.W_OK)]
+    needs.append((parents[-1], "write to", os.W_OK))
+    barred, verb = next(((place, verb) for place, verb, mode in needs if not os.access(place, mode)), (None, ""))
+    if barred is None:
+        return f"{error.filename}: {error.strerror}"
     state = barred.stat()
     me, owner, group = _user(os.geteuid()), _user(state.st_uid), _group(state.st_gid)
     folder = barred if barred.is_dir() else barred.parent

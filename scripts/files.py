@@ -114,16 +114,12 @@ def replace_directory(target: Path) -> Iterator[Path]:
 
     An old `target` is moved aside first and removed last, so readers never see a mixture.
     """
-    with temporary_directory(target) as fresh:
+    with temporary_directory(target) as fresh, _temporary(target) as old:
         yield fresh
         sync_tree(fresh)
         if target.exists():
-            old = hidden_name(target)
             target.rename(old)
-            fresh.rename(target)
-            shutil.rmtree(old)
-        else:
-            fresh.rename(target)
+        fresh.rename(target)
         fsync_directory(target.parent)
 
 
@@ -245,8 +241,7 @@ def umask() -> int:
 def describe_files(directory: Path, known: dict[str, dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
     """Return size in bytes and SHA-256 of each file below a directory, by relative path; `known` files are not read."""
     paths = {str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()}
-    known = known or {}
     return {
-        name: known.get(name) or {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        name: (known or {}).get(name) or {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
         for name, path in paths.items()
     }

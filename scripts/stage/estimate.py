@@ -14,6 +14,7 @@ from scripts.stage.stage import Stage
 MEASURED, EXPECTED = "the steps that {} logged", "the step_seconds of {}"
 LIMIT = "one whole allocation (≤) of {}, whose step_seconds are not set"
 UNKNOWN = "one allocation (≥) of {}, whose steps follow from rows that are not there yet"
+MARKS = {LIMIT: "≤", UNKNOWN: "≥"}
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,25 @@ class Estimate:
     @property
     def bound(self) -> str:
         """Mark hours counted as a whole allocation: at most (≤) with known steps, at least (≥) with unknown steps."""
-        if self.steps == 0 or self.basis not in (LIMIT, UNKNOWN):
-            return ""
-        return "≤" if self.basis == LIMIT else "≥"
+        return "" if self.steps == 0 else MARKS.get(self.basis, "")
 
 
 def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     """Estimate `steps` more steps of a stage (None: unknown), by logged or else by the recipe's seconds a step."""
     slurm, resources, run = site.slurm, site.resources_of(stage.name, stage.settings), stage.paths.run
     gpus = slurm.gpus_per_node if slurm else 0
-    if steps == 0:
-        return Estimate(0, 0, 0.0, resources.nodes, gpus, UNKNOWN)
     seconds, basis = resources.step_seconds, EXPECTED if resources.step_seconds else LIMIT
-    if steps is not None and (logged := step_seconds(recent_steps(run))):
+    if steps is None:
+        seconds, basis = None, UNKNOWN
+    elif steps and (logged := step_seconds(recent_steps(run))):
         seconds, basis = logged * stage.config.samples_per_step / _samples_per_step(run, stage), MEASURED
-    if steps is None or seconds is None:
-        basis = UNKNOWN if steps is None else basis
-        return Estimate(steps, 1, resources.runtime / 60, resources.nodes, gpus, basis)
-    usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
-    allocations, hours = math.ceil(steps * seconds / usable), steps * seconds / 3600
+    if steps == 0:
+        allocations, hours = 0, 0.0
+    elif seconds is None:
+        allocations, hours = 1, resources.runtime / 60
+    else:
+        usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
+        allocations, hours = math.ceil(steps * seconds / usable), steps * seconds / 3600
     return Estimate(steps, allocations, hours, resources.nodes, gpus, basis)
 
 
@@ -76,7 +77,7 @@ def _samples_per_step(run: Path, stage: Stage) -> int:
 def bound_of(estimates: Iterable[Estimate]) -> str:
     """Return the mark of a sum: ≥ with any unknown steps, ≤ with any time limit."""
     bounds = {each.bound for each in estimates}
-    return "≥" if "≥" in bounds else "≤" if "≤" in bounds else ""
+    return next((mark for mark in "≥≤" if mark in bounds), "")
 
 
 def hours_text(hours: float, bound: str = "") -> str:

@@ -134,7 +134,7 @@ def _take(owner_file: Path, token: str) -> bool:
     # Only the process that creates the guard may remove a dead owner's file. A guard older than a minute is a leftover.
     guard = owner_file.with_name(f".{owner_file.name}.takeover")
     try:
-        os.close(os.open(guard, os.O_CREAT | os.O_EXCL))
+        guard.touch(exist_ok=False)
     except FileExistsError:
         with suppress(FileNotFoundError):
             if time.time() - guard.stat().st_mtime > 60:

@@ -48,10 +48,9 @@ def checkpoints(run: Path) -> list[Checkpoint]:
     return [Checkpoint(step_of(path), path) for path in sorted(paths, key=step_of)]
 
 
-def newest_step(run: Path | None) -> int:
+def newest_step(run: Path) -> int:
     """Return the step of a folder's newest sealed checkpoint, 0 without one."""
-    found = checkpoints(run) if run else []
-    return found[-1].step if found else 0
+    return max((checkpoint.step for checkpoint in checkpoints(run)), default=0)
 
 
 def newest_checkpoint(run: Path, last_step: int | None = None, content: bool = True) -> Checkpoint | None:

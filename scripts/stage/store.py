@@ -107,20 +107,20 @@ def made_store(root: Path) -> Path:
     return store
 
 
-def links(root: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield all runs' links into the store, and their targets as ``<identity>/...``."""
+def linked(root: Path) -> Iterator[Path]:
+    """Yield the targets of all runs' links into the store, as ``<identity>/...``."""
     store = Path(os.path.realpath(root / STORE))
     for place in PLACES:
         for name in LINKS:
             for found in glob.iglob(f"{place}/{name}", root_dir=root):  # noqa: PTH207  (passes over the unreadable)
                 target = Path(os.path.realpath(root / found))
                 if target != store and target.is_relative_to(store):
-                    yield root / found, target.relative_to(store)
+                    yield target.relative_to(store)
 
 
 def unlinked(root: Path) -> list[Path]:
     """Return the folders of the store that no ``run``, ``ckpt`` or ``hf`` of any run links to."""
-    used = {target.parts[0] for _, target in links(root)}
+    used = {target.parts[0] for target in linked(root)}
     earlier = [path for place in PLACES for path in root.glob(f"{place}/run.{'[0-9a-f]' * 16}")]
     folders = [path for path in (root / STORE).glob("[!.]*") if path.name not in used]
     return sorted(path for path in (*folders, *earlier) if path.is_dir() and not path.is_symlink())
@@ -145,7 +145,7 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     newest = found[-checkpointing.keep_last_k :]
     kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps}
     removed = [each for each in found if each.step not in kept]
-    published = {target for _, target in links(run.parent.parent)} if removed else ()
+    published = {*linked(run.parent.parent)} if removed else ()
     removed = [each for each in removed if Path(run.name, "checkpoints", each.path.name) not in published]
     for checkpoint in removed:
         shutil.rmtree(checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}")))
@@ -159,8 +159,8 @@ def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> l
     name, sign = checkpointing.metric_name.removeprefix("train:"), 1 if checkpointing.higher_is_better else -1
     values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
     known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
-    known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step), reverse=True)
-    return known[: checkpointing.keep_top_k]
+    known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step))
+    return known[-checkpointing.keep_top_k :]
 
 
 # --- trees of earlier commits, whose stages trained in a directory of their own ---
@@ -233,6 +233,6 @@ def _mend(root: Path, paths: StagePaths) -> None:
     for export in filter(Path.is_dir, exports.glob("[!.]*")):
         if not os.path.lexists(old / export.name):
             link_to(old / export.name, export)
-    linked = (exports / exported["content"] / MEGATRON).is_symlink()
-    if not linked and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
+    holds_weights = not (exports / exported["content"] / MEGATRON).is_symlink()
+    if holds_weights and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
         note_export(exports, files, exported)
