@@ -4,12 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from scripts.backends.trl.policy import Policy, leave_out
+from scripts.backends.trl.policy import Policy
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
-from scripts.recipe.strict import invalid
+from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
 
@@ -138,3 +138,13 @@ class TrlSettings(StageSettings):
     def needs_export(self) -> str | None:
         """The reason why a fresh model cannot be the start; None: a fresh model can."""
         return "policy.lora is laid over a model that was trained" if self.policy.lora else None
+
+
+def leave_out(values: dict[str, Any], settings: Strict) -> None:
+    """Remove from the values of settings, sections included, `PLACING`, and of `ADDED` whatever is the default."""
+    added = {*settings.ADDED} - settings.model_dump(exclude_defaults=True).keys()
+    for name in values.keys() & {*settings.PLACING, *added}:
+        del values[name]
+    for name, value in values.items():
+        if isinstance(section := getattr(settings, name), Strict):
+            leave_out(value, section)

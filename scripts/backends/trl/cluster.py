@@ -152,13 +152,10 @@ def symmetric_run(
 def head_address(node: str, slurm: Slurm) -> str:
     """Return this host's address for Ray on the other nodes; `node` is the job's first."""
     if slurm.network is not None:
-        own = [address.address for addresses in psutil.net_if_addrs().values() for address in addresses]
-        for candidate in own:
-            try:
-                if ipaddress.ip_address(candidate) in slurm.network:
-                    return candidate
-            except ValueError:
-                continue
+        known = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
+        own = [address.address for address in known if address.family in (socket.AF_INET, socket.AF_INET6)]
+        if found := next((each for each in own if ipaddress.ip_address(each) in slurm.network), None):
+            return found
         raise UserError(f"{node}: no address in the site's slurm.network {slurm.network}; it has {', '.join(own)}")
     name = retry_unreachable(lambda: show("node", node)).get("NodeAddr", node)
     try:

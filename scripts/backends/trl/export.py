@@ -1,8 +1,5 @@
 """Export a stage that trained adapters: the start with the adapters merged."""
 
-from pathlib import Path
-from typing import Any
-
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError
@@ -15,24 +12,20 @@ from scripts.stage.stage import Stage
 
 def export_merged(stage: Stage) -> None:
     """Export the merged model; UserError where the adapters' file differs from the checkpoint's record."""
-    ckpt, exports = stage.paths.ckpt, exports_of(stage.paths.ckpt)
-    record, weights = read_record(ckpt / "record.json", CheckpointRecord), ckpt / "weights"
-    _check_adapter(weights, record["files"])
+    paths, exports = stage.paths, exports_of(stage.paths.ckpt)
+    record, adapters = read_record(paths.record, CheckpointRecord), paths.weights / WEIGHTS
+    listed = record["files"].get(WEIGHTS)
+    if not adapters.is_file() or listed is None or sha256_file(adapters) != listed["sha256"]:
+        raise UserError(damaged(adapters, paths.record))
     check_readable(stage.parent_export)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     with temporary_directory(exports / "incoming") as fresh:
         try:
-            found = write_merged(stage.parent_export, weights, fresh)
+            found = write_merged(stage.parent_export, paths.weights, fresh)
         except NotMerged as error:
             raise UserError(str(error)) from None
         take_settings(stage.parent_export, fresh, stage.config.chat_template)
         files = describe_files(fresh)
         settle_export(fresh, exports, files)
-    publish_export(record, files, stage.paths.export_record.parent, exports, merged=found)
-
-
-def _check_adapter(weights: Path, listed: dict[str, Any]) -> None:
-    file, described = weights / WEIGHTS, listed.get(WEIGHTS)
-    if not file.is_file() or described is None or sha256_file(file) != described["sha256"]:
-        raise UserError(damaged(file, weights.with_name("record.json")))
+    publish_export(record, files, paths.export_record.parent, exports, merged=found)

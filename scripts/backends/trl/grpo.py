@@ -1,16 +1,16 @@
-"""Settings of group relative policy optimisation, and its prompts."""
+"""Settings of group relative policy optimisation and of rollouts, and the prompts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.generation import Generation
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
+from scripts.recipe.sampling import Sampling
 from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
@@ -23,6 +23,44 @@ ENVIRONMENT_PREFIX = "environment/"
 UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
+
+
+class VllmEngine(Strict):
+    """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
+
+    gone: ClassVar = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
+
+    tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """vLLM's share of a GPU's memory; none: 0.3."""
+    enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
+
+
+class Generation(Sampling):
+    """Sampling of rollouts."""
+
+    gone: ClassVar = {
+        "paged": "leave it out; backend: vllm samples by paged attention",
+        "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
+    }
+
+    PLACING = ("vllm_cfg",)
+    ADDED = (
+        "top_k",
+        "min_p",
+        "stop_token_ids",
+        "max_tool_calling_iterations",
+    )
+
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
+    vllm_cfg: VllmEngine = VllmEngine()
+
+    @model_validator(mode="after")
+    def _fits_its_sampler(self) -> "Generation":
+        if self.backend != "vllm" and self.vllm_cfg != VllmEngine():
+            raise invalid("vllm_cfg is for backend: vllm")
+        return self
 
 
 class GrpoPolicy(Policy):

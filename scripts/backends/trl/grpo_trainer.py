@@ -80,7 +80,7 @@ def _with_pictures(rows: Dataset, split: Path) -> Dataset:
         for message in chain.from_iterable(prompts):
             for part in message["content"] if isinstance(message["content"], list) else ():
                 part.pop("image", None)  # TRL fills in a row's images in order
-        return {"prompt": prompts, "images": images, "row": batch["row"], "line": batch["line"]}
+        return batch | {"prompt": prompts, "images": images}
 
     return rows.with_transform(made)
 
@@ -99,8 +99,7 @@ def _with_tools(rows: Dataset) -> Dataset:
         fields = [json.loads(text) for text in batch["row"]]
         names = [row["agent_ref"]["name"] for row in fields]
         environments = [name if environment_factory(name) else ONE_MESSAGE for name in names]
-        prompts = [prompt_of(row) for row in fields]
-        return {"prompt": prompts, "environment": environments, "row": batch["row"], "line": batch["line"]}
+        return batch | {"prompt": list(map(prompt_of, fields)), "environment": environments}
 
     return rows.with_transform(made)
 

@@ -19,14 +19,14 @@ def devices_of(site: Site) -> tuple[str, int]:
 
     UserError where the site asks for missing GPUs.
     """
-    if site.accelerator == "cpu":
-        return "cpu", site.processes or 1
-    import torch  # noqa: PLC0415 - seconds, and only where GPUs are looked for
+    found = 0
+    if site.accelerator != "cpu":
+        import torch  # noqa: PLC0415 - seconds, and only where GPUs are looked for
 
-    found = torch.cuda.device_count()
-    if found == 0:
-        if site.accelerator == "cuda":
+        found = torch.cuda.device_count()
+        if found == 0 and site.accelerator == "cuda":
             raise UserError(f"site {site.name}: accelerator is cuda, but torch {torch.__version__} sees no GPU here")
+    if found == 0:
         return "cpu", site.processes or 1
     wanted = site.processes_on_node if site.slurm else site.processes or found
     if wanted > found:

@@ -1,6 +1,6 @@
 """Settings of a policy, for every algorithm of backend `trl`: optimizer, adapters, precision, placement."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -8,16 +8,6 @@ from pydantic.json_schema import SkipJsonSchema
 from scripts.recipe.sampling import Tokenizer
 from scripts.recipe.source import Share
 from scripts.recipe.strict import Strict, invalid
-
-
-def leave_out(values: dict[str, Any], settings: Strict) -> None:
-    """Remove from the values of settings, sections included, `PLACING`, and of `ADDED` whatever is the default."""
-    added = {*settings.ADDED} - settings.model_dump(exclude_defaults=True).keys()
-    for name in values.keys() & {*settings.PLACING, *added}:
-        del values[name]
-    for name, value in values.items():
-        if isinstance(section := getattr(settings, name), Strict):
-            leave_out(value, section)
 
 
 class Optimizer(Strict):

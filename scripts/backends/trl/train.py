@@ -126,7 +126,6 @@ class StageCallback(TrainerCallback):
         self.job, self.updates = job, job.config.updates_per_step
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
-        self.first_step = 0
         self.tokens = 0.0
         self.saving_since = 0.0
         self.step_seconds: deque[float] = deque(maxlen=20)
@@ -134,7 +133,7 @@ class StageCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         """Note the attempt's start, and end a line of the log that a kill cut."""
-        self.started, self.first_step = time.monotonic(), state.global_step // self.updates
+        self.started = time.monotonic()
         self.tokens = state.num_input_tokens_seen  # what GRPO's count goes on from; the others begin at 0 again
         if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
             with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
@@ -188,7 +187,7 @@ class StageCallback(TrainerCallback):
         entry["timing"] = _phases(entry["seconds"], logs)
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
-        left = (now - self.started) / (step - self.first_step) * (self.job.max_num_steps - step)
+        left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
         if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0:
             print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
 
