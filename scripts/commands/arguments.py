@@ -3,9 +3,7 @@
 import argparse
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 CONFIG = Path("config/config.yaml")
 
@@ -29,11 +27,7 @@ def enter_project(directory: str | None) -> None:
     os.chdir(next((folder for folder in (here, *here.parents) if (folder / CONFIG).is_file()), here))
 
 
-KINDS: dict[str, Callable[[str], Any]] = {
-    "path": given_path,
-    "text": lambda text: str(given_path(text)),
-    "int": int,
-}
+KINDS = {"path": given_path, "text": lambda text: str(given_path(text)), "int": int}
 
 
 def command_parser() -> argparse.ArgumentParser:

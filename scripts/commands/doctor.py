@@ -1,6 +1,7 @@
 """Check a recipe against a site before any job is submitted."""
 
 import argparse
+from dataclasses import replace
 
 from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.project import Project, project_of
@@ -39,11 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(command_text(project, arguments.stage))
         return 0
     found = diagnose(project)
-    alike: dict[tuple[str, int, bool], list[str]] = {}
+    alike: dict[Finding, list[str]] = {}
     for finding in found:
-        alike.setdefault((finding.says, finding.trap, finding.stops), []).append(finding.stage)
-    for (says, trap, stops), stages in alike.items():
-        print(Finding(", ".join(stages), trap, says, stops))
+        alike.setdefault(replace(finding, stage=""), []).append(finding.stage)
+    for finding, stages in alike.items():
+        print(replace(finding, stage=", ".join(stages)))
     if project.recipe.note:
         print(f"note: {project.recipe.note}")
     stopping = sum(finding.stops for finding in found)

@@ -5,7 +5,7 @@ import os
 import re
 import shlex
 import shutil
-from importlib.metadata import PackageNotFoundError
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
 
@@ -25,16 +25,16 @@ def run(arguments: argparse.Namespace) -> None:
     root, target = installation(), arguments.directory
     if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {".git"}):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    version, recipe_file = _installed_version(), _shipped("recipe", arguments.recipe)
+    installed, recipe_file = _installed_version(), _shipped("recipe", arguments.recipe)
     recipe = load_recipe(recipe_file)
     backends = {stage.backend for stage in recipe.stages.values()}
     site = _shipped("site", arguments.site or ("h100" if "nemo_rl" in backends else "laptop"))
     values = {
         "name": target.absolute().name,
-        "version": version,
+        "version": installed,
         "recipe": recipe_file.name,
         "site": site.name,
-        "requirement": f"stagecoach-workflow{'[trl]' if 'trl' in backends else ''}=={version}",
+        "requirement": f"stagecoach-workflow{'[trl]' if 'trl' in backends else ''}=={installed}",
         "options": " --profile slurm" if "\nslurm:" in site.read_text(encoding="utf-8") else "",
     }
     shutil.copytree(root / "profiles", target / "profiles", dirs_exist_ok=True)
@@ -55,10 +55,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _installed_version() -> str:
     try:
-        import stagecoach  # noqa: PLC0415  (its version is that of an installed package)
-    except (ImportError, PackageNotFoundError):
+        return version("stagecoach-workflow").partition("+")[0]
+    except PackageNotFoundError:
         raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README") from None
-    return stagecoach.__version__.partition("+")[0]
 
 
 def _shipped(kind: str, name: str) -> Path:

@@ -89,7 +89,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     """Return the table, the basis of the hours, and a line where the budget is exceeded."""
     to_train = _to_train(plan)
     lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
-    words = None if project.over_budget else beyond_budget(project.site, to_train)
+    words = beyond_budget(project, to_train)
     return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
 
 
@@ -160,11 +160,11 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     return lines and ["", *lines]
 
 
-def beyond_budget(site: Site, to_train: dict[str, Estimate]) -> str | None:
-    """Return in words how far training exceeds the site's budget, with the largest stages; None within the budget."""
+def beyond_budget(project: Project, to_train: dict[str, Estimate]) -> str | None:
+    """Return in words how far training exceeds the site's budget, with the largest stages; None where it may train."""
+    site, needed = project.site, sum(left.gpu_hours for left in to_train.values())
     budget = site.slurm.budget_gpu_hours if site.slurm else None
-    needed = sum(left.gpu_hours for left in to_train.values())
-    if budget is None or needed <= budget:
+    if project.over_budget or budget is None or needed <= budget:
         return None
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
     shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
@@ -182,10 +182,8 @@ def check_budget(project: Project, stages: Collection[str] | None = None) -> Non
 
     `stages` names the stages and checkpoints of a call's training jobs (default: all).
     """
-    if project.over_budget:
-        return
     asked = {*project.recipe.stages} if stages is None else {*map(project.recipe.stage_trained, stages)}
-    if words := beyond_budget(project.site, _to_train(planned_stages(project, asked))):
+    if words := beyond_budget(project, _to_train(planned_stages(project, asked))):
         raise UserError(words)
 
 

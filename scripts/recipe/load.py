@@ -85,9 +85,9 @@ def load_config(path: Path, over: dict[str, Any]) -> Config:
     return file.validate(Config, (file.data or {}) | over)
 
 
-def parse_config(values: dict[str, Any], source: str = "config/config.yaml") -> Config:
+def parse_config(values: dict[str, Any]) -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
-    file = YamlFile(Path(source), values)
+    file = YamlFile(Path("config/config.yaml"), values)
     file.refuse_credentials()
     return file.validate(Config)
 

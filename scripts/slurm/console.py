@@ -6,7 +6,7 @@ job (RUN_INFO) a refusal may end the call, and a failed job (JOB_ERROR) is tried
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
@@ -29,10 +29,7 @@ class Console(logging.Filter):
     def __init__(self, workflow: Any) -> None:
         super().__init__()
         self.workflow, self.messages = workflow, Messages(workflow)
-        self.before_jobs: Callable[[], None] = lambda: None
-        self.plan: Callable[[], str] = lambda: ""
-        self.on_failure: Callable[[Any], str | None] = lambda _: None
-        self.at_end: Callable[[], str | None] = lambda: None
+        self.before_jobs = self.plan = self.on_failure = self.at_end = lambda *_: None
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""

@@ -75,11 +75,8 @@ class Messages:
 
     def missing_target(self, target: str) -> str:
         """Explain why no rule makes a target, and suggest the nearest target."""
-        parts, own, root = (
-            Path(os.path.relpath(target)).parts,
-            Path(self.config.folder).parts,
-            Path(self.config.results).parts,
-        )
+        named = os.path.relpath(target), self.config.folder, self.config.results
+        parts, own, root = (Path(path).parts for path in named)
         files = {file for rule in self.workflow.rules for file in self._files(rule)}
         for begin, ending in product(range(len(parts)), [(), ("ckpt",)]):
             if (meant := "/".join([*own, *parts[begin:], *ending])) in files:

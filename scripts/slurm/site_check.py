@@ -57,21 +57,22 @@ def minutes(limit: str) -> float | None:
 def check_executor(path: str, site: Site, executor: str) -> None:
     """UserError where Snakemake's executor does not fit the site, or this machine has no Slurm."""
     here = "config/sites/laptop.yaml trains on this machine: --config site=config/sites/laptop.yaml, without --profile"
-    if executor == "slurm":
-        try:
-            ask("sinfo", "--noheader", "--format=%P")
-        except SlurmUnreachableError:
-            raise
-        except UserError as error:
-            use = here if site.slurm else f"{path} trains on this machine: leave out --profile slurm"
-            raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
-    if executor == "slurm" and site.slurm is None:
+    if executor != "slurm":
+        if site.slurm:
+            raise UserError(f"{path} trains through Slurm: snakemake --profile slurm ({here})")
+        return
+    try:
+        ask("sinfo", "--noheader", "--format=%P")
+    except SlurmUnreachableError:
+        raise
+    except UserError as error:
+        use = here if site.slurm else f"{path} trains on this machine: leave out --profile slurm"
+        raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
+    if site.slurm is None:
         raise UserError(
             f"{path} has no slurm section, but --profile slurm needs a partition: set site in config/config.yaml to "
             "config/sites/cluster.yaml, with your partition, or leave out --profile slurm to train here"
         )
-    if site.slurm and executor != "slurm":
-        raise UserError(f"{path} trains through Slurm: snakemake --profile slurm ({here})")
 
 
 def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
