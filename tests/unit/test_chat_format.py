@@ -18,10 +18,11 @@ from scripts.model.scratch import CHAT_TEMPLATE
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.chat_format import ChatFormat, read_template, training_template_of
+from scripts.stage.paths import StagePaths
 from scripts.stage.publish import take_settings
 from scripts.stage.stage import Stage
 from scripts.train.preflight import changes_of_format, check_stage
-from tests.conftest import ROOT, SHORT
+from tests.conftest import ROOT, SHORT, refusal
 from tests.pretrained import TEMPLATE, tokenizer
 from tests.stages import ready_stage
 
@@ -183,6 +184,23 @@ def test_what_differs_between_two_formats_is_told_and_how_they_pad_is_no_differe
     assert "'<|new|>' was None, now" in words
 
 
+ROW = {
+    "agent_ref": {"name": "math_with_judge_simple_agent"},
+    "responses_create_params": {"input": "q"},
+    "question": "q",
+    "expected_answer": "1",
+}
+
+
+def export(paths: StagePaths, chat_template: str = CHAT_TEMPLATE) -> None:
+    """Export the demo's tokenizer with a chat template as a stage's."""
+    made = make_tokenizer()
+    made.chat_template = chat_template
+    made.save_pretrained(paths.exported("0"))
+    write_json(paths.export_record, {"stage": paths.name, "step": 1, "identity": "0", "content": "0", "files": {}})
+    paths.export.symlink_to("../exports/0")
+
+
 @pytest.fixture
 def stage(tmp_path):
     """A stage of GRPO whose parent has exported the demo's tokenizer; the recipe says `more` of it."""
@@ -190,22 +208,9 @@ def stage(tmp_path):
     def make(more: str = ""):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(SHORT.read_text().replace("rlvr1: {algorithm: grpo,", f"rlvr1: {{{more} algorithm: grpo,"))
-        row = {
-            "agent_ref": {"name": "math_with_judge_simple_agent"},
-            "responses_create_params": {"input": "q"},
-            "question": "q",
-            "expected_answer": "1",
-        }
-        made = ready_stage(load_recipe(recipe), tmp_path / "results", "rlvr1", [row] * 40)
+        made = ready_stage(load_recipe(recipe), tmp_path / "results", "rlvr1", [ROW] * 40)
         if not made.parent.paths.export.exists():
-            made.parent.paths.export.mkdir(parents=True)
-            make_tokenizer().save_pretrained(made.parent.paths.export)
-            write_json(
-                made.parent_export_record, {"stage": "sft", "step": 1, "identity": "0", "content": "0", "files": {}}
-            )
-            (made.paths.sibling("sft").directory / "exports").mkdir()
-            made.parent.paths.export.rename(made.paths.sibling("sft").directory / "exports/0")
-            made.parent.paths.export.symlink_to("../exports/0")
+            export(made.parent.paths)
         return made
 
     return make
@@ -217,26 +222,22 @@ def first_tokens(stage: Stage) -> list[str]:
 
 def test_a_stage_that_would_talk_otherwise_than_its_parent_is_refused_unless_it_says_so(stage, tmp_path):
     changed = tmp_path / "changed.jinja"
-    changed.write_text(
-        CHAT_TEMPLATE.replace("{% for message in messages %}", "{{ '' }}\n{% for message in messages %}")
-    )
+    first = "{% for message in messages %}"
+    changed.write_text(CHAT_TEMPLATE.replace(first, "{{ '' }}\n" + first))
     named = f"policy: {{tokenizer: {{chat_template: {changed}}}}},"
     plain, other = stage(), stage(named)
     assert plain.config.chat_template is None and "tokenizer" not in plain.config.values()["policy"]
     assert other.config.chat_template == changed.read_text() and other.config.content != plain.config.content
     assert first_tokens(plain) == ["<|user|>", "q"] and changes_of(plain) == []
-    with pytest.raises(
-        UserError, match=r"than its parent sft trained: the chat template \(line 1 was .*template_chang"
-    ):
+    with pytest.raises(UserError, match=r"parent sft trained: the chat template \(line 1 was .*template_chang"):
         check_stage(other)
     allowed = stage(f"{named} template_change: true,")
     assert allowed.config.content == other.config.content  # known by the text, not by the leave
     assert first_tokens(allowed) == ["\n", "<|user|>"] and changes_of(allowed) == []
     moved = changed.rename(tmp_path / "moved.jinja")
     assert stage(named.replace(str(changed), str(moved))).config.content == other.config.content
-    with pytest.raises(
-        UserError, match=r"recipe.yaml:\d+: stages.rlvr1.policy.tokenizer.chat_template: .*cannot be read"
-    ):
+    says = r"recipe.yaml:\d+: stages.rlvr1.policy.tokenizer.chat_template: .*cannot be read"
+    with pytest.raises(UserError, match=says):
         stage(named)
 
 
@@ -245,20 +246,11 @@ def test_an_export_that_talks_otherwise_than_its_stage_trained_is_found_by_the_s
     made = stage()
     (made.parent_export.resolve() / "chat_template.jinja").write_text(CHAT_TEMPLATE + " ")
     assert changes_of(made) == []  # its parent began with no export to differ from
-    folder = made.parent_export.resolve()
+    export(made.paths)
     grandchild = made.recipe.stages["rlhf"].model_copy(update={"parent": "rlvr1"})
     recipe = made.recipe.model_copy(update={"stages": {**made.recipe.stages, "rlhf": grandchild}})
-    rlvr1 = made.paths.directory
-    (rlvr1 / "exports/1").mkdir(parents=True)
-    (rlvr1 / "hf").mkdir()
-    for path in folder.iterdir():
-        (rlvr1 / "exports/1" / path.name).write_bytes(path.read_bytes())
-    (rlvr1 / "exports/1/chat_template.jinja").write_text(CHAT_TEMPLATE)
-    write_json(rlvr1 / "hf/record.json", {"stage": "rlvr1", "step": 1, "identity": "0", "content": "1", "files": {}})
-    row = json.loads(made.train_split.read_text().splitlines()[0])
-    child = ready_stage(recipe, tmp_path / "results", "rlhf", [row] * 40)
-    with pytest.raises(UserError, match="than its parent rlvr1 trained: the chat template"):
-        check_stage(child)
+    child = ready_stage(recipe, tmp_path / "results", "rlhf", [ROW] * 40)
+    assert "than its parent rlvr1 trained: the chat template" in refusal(check_stage, child)
 
 
 def test_what_is_published_has_the_parents_settings_to_the_byte_and_the_template_that_the_stage_names(tmp_path):

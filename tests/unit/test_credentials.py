@@ -8,42 +8,12 @@ import yaml
 from scripts.credentials import credential_in, without_credentials
 from scripts.errors import UserError
 from scripts.recipe.load import load_config, load_recipe, load_site, parse_config
+from tests.cases import tables_of
 from tests.conftest import ROOT, SHORT, refusal
 
 CANARY = "CanaryOf5tagecoach42"
-FORMS = {
-    "a password in an address": f"https://user:{CANARY}@hub.example.org/org/data",
-    "a user's token in an address": f"https://{CANARY}@hub.example.org/org/data",
-    "a password with a slash": f"https://user:a/{CANARY}@hub.example.org/org/data",
-    "a password of another scheme": f"docker://user:{CANARY}@registry.example.org/image",
-    "a key in an address": f"https://judge.example.org/v1?api_key={CANARY}",
-    "a second key in an address": f"https://judge.example.org/v1?version=2&access_token={CANARY}",
-    "the hub": f"hf_{CANARY}",
-    "OpenAI": f"sk-proj-{CANARY}",
-    "NVIDIA": f"nvapi-{CANARY}",
-    "GitHub": f"ghp_{CANARY}",
-    "GitLab": f"glpat-{CANARY}",
-    "AWS": "AKIACANARYCANARYCANA",
-    "Google": f"AIza{CANARY}{CANARY}",
-    "Weights & Biases": f"wandb_v1_{CANARY}",
-    "a signed token": f"eyJhbGciOi.eyJzdWIiOi.{CANARY}",
-    "a bearer token": f"Authorization: Bearer {CANARY}",
-    "a setting of a driver": f"++env.gym.policy_api_key={CANARY}",
-}
-RIGHT = [
-    *("https://judge.example.org:8000/v1", "https://host:8000/@scope/package", "https://host/v1?version=2"),
-    *("ssh://git@github.com/org/repository.git", "git@github.com:org/repository.git", "nvidia/Nemotron-3-Super"),
-    *("/data/hf_models/base", "hf_transfer", "sk-learn", "the bearer of bad news", "0123456789abcdef" * 4),
-    *("nvcr.io/nvidia/nemo-rl:v0.7.0@sha256:abcdef", "++policy.tokenizer.eos_token=</s>", "++judge.api_key=EMPTY"),
-    "++judge.api_key=${oc.env:OPENAI_API_KEY}",
-]
-RECIPE_PLACES = (
-    *("description", "note", "source.repository", "source.revision", "source.path", "blends.sft.file", "model.name"),
-    *("tables.org/data", "environments.mine", "stages.rlvr1.gym.settings.mcqa.name", "stages.rlvr1.blend"),
-    *("stages.rlvr1.gym_servers.mcqa.base_url", "no.such.key", "stages.rlvr1.environment.LEVEL"),
-)
-SITE_PLACES = ("description", "environment.LEVEL", "mounts.0", "nemo_rl.images.train", "vllm_python", "slurm.account")
-CONFIG_PLACES = ("recipe", "site", "results", "model", "tracking.entity", "run")
+FORMS = {name: form.format(canary=CANARY) for name, form in tables_of("credentials")["forms"].items()}
+RIGHT, PLACES = (tables_of("credentials")[name] for name in ("right", "places"))
 
 
 def put(values: dict, place: str, value: str) -> dict:
@@ -72,9 +42,9 @@ def refused(tmp_path):
 @pytest.mark.parametrize(
     ("load", "file", "places"),
     [
-        (load_recipe, SHORT, RECIPE_PLACES),
-        (load_site, ROOT / "config/sites/laptop.yaml", SITE_PLACES),
-        (load_config, ROOT / "config/config.yaml", CONFIG_PLACES),
+        (load_recipe, SHORT, PLACES["recipe"]),
+        (load_site, ROOT / "config/sites/laptop.yaml", PLACES["site"]),
+        (load_config, ROOT / "config/config.yaml", PLACES["config"]),
     ],
     ids=["recipe", "site", "config"],
 )

@@ -5,20 +5,15 @@ import pytest
 from tests import programs
 
 
-@pytest.mark.parametrize(
-    ("recipe", "site", "told"),
-    [
-        ("super3", "h100", "note: Published data are a part of what the released model learnt from"),
-        ("super3-b200", "b200", "note: Published data are a part of what the released model learnt from"),
-    ],
-)
-def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recipe, site, told):
+@pytest.mark.parametrize(("recipe", "site"), [("super3", "h100"), ("super3-b200", "b200")])
+def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recipe, site):
     config = tmp_path / "config.yaml"
     config.write_text(
         f"recipe: config/recipes/{recipe}.yaml\nsite: config/sites/{site}.yaml\nresults: /lustre/results\n"
     )
     out = programs.run("scripts.commands.__main__", "doctor", "--config", config, "--model", "/lustre/sft").stdout
-    assert told in out and out.index("note: ") > out.rindex("(trap ")
+    assert "note: Published data are a part of what the released model learnt from" in out
+    assert out.index("note: ") > out.rindex("(trap ")
     for line in out.splitlines():
         missing = ("no ray.sub there", "no such image", "no config.json there", "all stages")
         assert line.startswith(("note: ", "6 stages: ")) or any(it in line for it in missing), line
