@@ -14,7 +14,7 @@ from typing import Any
 
 from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM
-from scripts.slurm.jobs import newest_job
+from scripts.slurm.jobs import JobRecord, latest_jobs
 from scripts.slurm.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import newest_step
@@ -80,16 +80,21 @@ class Retries:
         """Return why the stage, of which an attempt has just failed, is not tried again; None: it is."""
         if self.on_slurm:
             export_orphans(self.results)
-        run, job = self.results / stage / "run", newest_job(self.results, stage) if self.on_slurm else None
+        run, job = self.results / stage / "run", self._job(stage)
         before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
         return reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
 
     def interruption(self, stage: str) -> str:
         """Return what ended the stage's last attempt, by its last line or by Slurm's word, and where it goes on."""
         said = re.fullmatch(rf"{re.escape(stage)}: (.*); to be continued", "".join(read_tail(self._log(stage))[-1:]))
-        job = newest_job(self.results, stage) if self.on_slurm else None
+        job = self._job(stage)
         killed = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
         return f"{said[1] if said else killed}; trying again from step {newest_step(self.results / stage / 'run')}"
+
+    def _job(self, stage: str) -> JobRecord | None:
+        """Return the stage's newest Slurm job, or None."""
+        latest = latest_jobs(self.results).get(stage) if self.on_slurm else None
+        return latest.job if latest else None
 
     def _log(self, stage: str) -> Path:
         return self.results / stage / "logs/attempts.log"

@@ -110,9 +110,3 @@ def latest_jobs(results: Path) -> dict[str, LatestJob]:
     """Return each stage's newest training job."""
     latest = {job.stage: (call, job) for call, job in stage_jobs(results)}
     return {stage: LatestJob(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in latest.items()}
-
-
-def newest_job(results: Path, stage: str) -> JobRecord | None:
-    """Return a stage's newest training job, or None."""
-    latest = latest_jobs(results).get(stage)
-    return latest.job if latest else None

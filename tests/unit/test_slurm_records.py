@@ -9,7 +9,7 @@ from scripts.errors import UserError
 from scripts.slurm import executor, orphans
 from scripts.slurm.client import SlurmUnreachableError
 from scripts.slurm.executor import job_states
-from scripts.slurm.jobs import newest_job, note_submission, note_success, read_call
+from scripts.slurm.jobs import latest_jobs, note_submission, note_success, read_call
 from scripts.slurm.orphans import find_orphans
 
 LINE = "{id}|{state}|rule_train_wildcards_{stage}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A\n"
@@ -71,9 +71,9 @@ def test_the_newest_job_of_a_stage_is_found_among_calls_and_results_folders(sque
     job_states("second", "results/a/")
     squeue["squeue"] = line(5, "RUNNING")
     job_states("third", "results/b")
-    assert newest_job(Path("results/a"), "rlvr1").id == "2"
-    assert newest_job(Path("results/b"), "rlvr1").id == "5"
-    assert newest_job(Path("results/b"), "swe1") is None
+    assert latest_jobs(Path("results/a"))["rlvr1"].job.id == "2"
+    assert latest_jobs(Path("results/b"))["rlvr1"].job.id == "5"
+    assert "swe1" not in latest_jobs(Path("results/b"))
 
 
 def test_jobs_of_a_dead_call_that_still_run_or_wait_are_found_even_before_they_were_asked_for(squeue):
@@ -93,18 +93,18 @@ def test_a_job_whose_mark_told_of_its_success_stays_ended_and_slurm_was_not_aske
     file = Path(".snakemake/stagecoach/slurm/call.json")
     os.utime(file, times=(1000, 1000))
     note_success("call", "1")
-    assert (newest_job(Path("r"), "rlvr1").state, file.stat().st_mtime) == ("COMPLETED", 1000)
+    assert (latest_jobs(Path("r"))["rlvr1"].job.state, file.stat().st_mtime) == ("COMPLETED", 1000)
     squeue["squeue"] = line(1, "COMPLETING") + line(2, "RUNNING", "sft")
     assert job_states("call", "r") == {"1": "COMPLETED", "2": "RUNNING"}
     note_submission("call", "3", "rule_train_wildcards_swe1", "r")
     note_success("call", "3")
-    assert newest_job(Path("r"), "swe1").state == "COMPLETED", "though Slurm was never asked about it"
+    assert latest_jobs(Path("r"))["swe1"].job.state == "COMPLETED", "though Slurm was never asked about it"
 
 
 def test_a_submissions_note_goes_once_slurm_has_spoken_of_the_job(squeue):
     note_submission("call", "1", "rule_train_wildcards_rlvr1", "r")
-    assert newest_job(Path("r"), "rlvr1").state == "PENDING"
+    assert latest_jobs(Path("r"))["rlvr1"].job.state == "PENDING"
     squeue["squeue"] = line(1, "RUNNING")
     job_states("call", "r")
-    assert newest_job(Path("r"), "rlvr1").state == "RUNNING"
+    assert latest_jobs(Path("r"))["rlvr1"].job.state == "RUNNING"
     assert [path.name for path in Path(".snakemake/stagecoach/slurm").iterdir()] == ["call.json"]
