@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from scripts.errors import UserError, shortened
 from scripts.files import write_json
@@ -21,15 +21,6 @@ from scripts.rows.parallel import default_workers, in_order
 
 SHOWN = 50
 LONGEST_PROBLEM = 200
-
-
-class BadRow(NamedTuple):
-    """A row that breaks a contract: line, key (empty for a broken line), environment, problem."""
-
-    line: int
-    key: str
-    environment: str
-    problem: str
 
 
 @dataclass(frozen=True)
@@ -59,18 +50,18 @@ class Rules:
 
 @dataclass
 class Tally:
-    """Counts of some rows: by environment, allowed, bad; the first `SHOWN` bad rows in full."""
+    """Counts of some rows: by environment, allowed, bad; of the first `SHOWN` bad line, key, environment, problem."""
 
     rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
     allowed: Counter[str] = field(default_factory=Counter)
-    shown: list[BadRow] = field(default_factory=list)
+    shown: list[tuple[int, str, str, str]] = field(default_factory=list)
     bad: int = 0
 
     def add(self, other: "Tally") -> None:
         """Add the tally of the rows that follow."""
         room = SHOWN - len(self.shown)
-        self.shown += [bad._replace(line=bad.line + self.rows) for bad in other.shown[:room]]
+        self.shown += [(line + self.rows, *told) for line, *told in other.shown[:room]]
         self.rows += other.rows
         self.bad += other.bad
         self.environments += other.environments
@@ -80,7 +71,7 @@ class Tally:
         """Count the latest row as bad."""
         self.bad += 1
         if len(self.shown) < SHOWN:
-            self.shown.append(BadRow(self.rows, key, _tidy(environment or "-"), _tidy(problem)))
+            self.shown.append((self.rows, key, _tidy(environment or "-"), _tidy(problem)))
 
 
 def _tidy(text: str) -> str:
@@ -133,7 +124,7 @@ def _first_form(file: Path, kind: RowKind) -> str | None:
 
 def _table(tallies: dict[Path, Tally]) -> str:
     """Format the first bad rows one by one; count all."""
-    found = [(f"{file}:{bad.line}", *bad[1:]) for file, tally in tallies.items() for bad in tally.shown][:SHOWN]
+    found = [(f"{file}:{line}", *told) for file, tally in tallies.items() for line, *told in tally.shown][:SHOWN]
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -164,7 +155,7 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
                 "without_contract": {
                     name: count
                     for name, count in sorted(tally.environments.items())
-                    if rules.kind.has_contract and contract_of(name) is None
+                    if rules.kind.name == "prompts" and contract_of(name) is None
                 },
                 "allowed": dict(sorted(tally.allowed.items())),
             }

@@ -67,7 +67,7 @@ def without_nulls(value: Any) -> Any:
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def as_tools(value: Any, flat: bool, column: str) -> list[Any]:
+def as_tools(value: Any, flat: bool, column: str | None) -> list[Any]:
     """Return the tools of a conversation in the form of chat templates or, `flat`, of the Responses API.
 
     JSON is parsed, and a function without ``type`` taken as a tool.
@@ -101,19 +101,17 @@ def with_system(messages: list[Message], text: str) -> list[Message]:
 
 def with_template(messages: list[Message], template: str) -> list[Message]:
     """Put the last user message's last text into a template at ``{prompt}``."""
-    place = next((place for place in reversed(range(len(messages))) if messages[place].get("role") == "user"), None)
-    if place is None:
-        return messages
-    content = messages[place].get("content")
+    asks = next((message for message in reversed(messages) if message.get("role") == "user"), {})
+    content = asks.get("content")
     if isinstance(content, str):
         content = template.replace("{prompt}", content)
     else:
-        texts = [number for number, part in enumerate(content or []) if isinstance(part, dict) and "text" in part]
+        parts = content or []
+        last = next((part for part in reversed(parts) if isinstance(part, dict) and "text" in part), None)
         content = [
-            part | {"text": template.replace("{prompt}", str(part["text"]))} if number in texts[-1:] else part
-            for number, part in enumerate(content or [])
+            part | {"text": template.replace("{prompt}", str(part["text"]))} if part is last else part for part in parts
         ]
-    return [*messages[:place], messages[place] | {"content": content}, *messages[place + 1 :]]
+    return [message | {"content": content} if message is asks else message for message in messages]
 
 
 def with_images(messages: list[Message], images: Any, column: str) -> list[Message]:

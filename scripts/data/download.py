@@ -9,7 +9,7 @@ from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
 from scripts.data.conversations import Misfit
 from scripts.data.data_files import CARD, files_named, files_of_split
-from scripts.data.fetcher import Fetcher, Wanted
+from scripts.data.fetcher import Fetcher, Wanted, name_of
 from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file
@@ -137,7 +137,7 @@ def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
 def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
     """Return the sets of files of a part of a blend: a set for each name or split."""
     source = part.source or recipe.source
-    whole, where = source.whole(), source.repository if isinstance(source, HubSource) else source.path
+    whole, where = source.whole(), name_of(source)
     names = fetcher.names(whole)
     patterns = part.file
     if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:

@@ -27,6 +27,11 @@ class Wanted:
     target: str | None = None
 
 
+def name_of(source: HubSource | FolderSource) -> str:
+    """Return the name of a source in messages and records."""
+    return source.repository if isinstance(source, HubSource) else str(Path(source.path))
+
+
 class Fetcher:
     """Put files of several sources below one folder; each revision of the hub is resolved once."""
 
@@ -55,13 +60,12 @@ class Fetcher:
     def bring(self, wanted: list[Wanted]) -> list[PublishedFile]:
         """Fetch files that are read where they lie."""
         self.fetch([item for item in wanted if item not in self.brought])
-        return [PublishedFile(self.brought[item][0], _shown(item)) for item in wanted]
+        return [PublishedFile(self.brought[item][0], str(Path(name_of(item.source), item.file))) for item in wanted]
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """Return the record of a fetched source: its name and revision."""
-        if isinstance(source, FolderSource):
-            return {"source": str(Path(source.path)), "revision": "folder"}
-        return {"source": source.repository, "revision": self.snapshots[source].commit}
+        revision = "folder" if isinstance(source, FolderSource) else self.snapshots[source].commit
+        return {"source": name_of(source), "revision": revision}
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return the results of the work on each item, in order, from a few threads; nothing begins after a failure."""
@@ -104,11 +108,6 @@ def _refuse_missing(snapshot: Snapshot, name: str) -> None:
                 "does not have it; fetch on a machine that has the network"
             )
         raise UserError(f"{name} of {snapshot}: {why}")
-
-
-def _shown(item: Wanted) -> str:
-    is_folder = isinstance(item.source, FolderSource)
-    return str(Path(item.source.path, item.file)) if is_folder else f"{item.source.repository}/{item.file}"
 
 
 def _folder(source: FolderSource) -> Path:

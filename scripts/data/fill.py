@@ -40,7 +40,7 @@ class Split:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
-        self.rows = self.bytes = 0
+        self.bytes = 0
         self.environments: Counter[str] = Counter()
         self.row_hashes, self.prompt_hashes = array("Q"), array("Q")
 
@@ -49,19 +49,19 @@ class Split:
         chunk = block.filled(data)
         self.sha256.update(chunk)
         self.bytes += self.file.write(chunk)
-        self.rows += block.rows
         self.environments += block.environments
         self.row_hashes += block.row_hashes
         self.prompt_hashes += block.prompt_hashes
 
     def describe(self) -> dict[str, Any]:
         """Return the split's entry in the manifest."""
+        rows = len(self.row_hashes)
         return {
-            "rows": self.rows,
+            "rows": rows,
             "bytes": self.bytes,
             "sha256": self.sha256.hexdigest(),
             "environments": dict(sorted(self.environments.items())),
-            "duplicates": self.rows - len(np.unique(self.row_hashes)),
+            "duplicates": rows - len(np.unique(self.row_hashes)),
         }
 
 
@@ -110,7 +110,7 @@ def fill_blend(
             heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
             raise UserError("\n".join([*changed, *heading, *listed(problems, bad_rows)]))
         for name, split in splits.items():
-            if not split.rows:
+            if not split.row_hashes:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")
         described = {name: split.describe() for name, split in splits.items()}
     for what, count in sorted(cleaned.items()):
@@ -120,7 +120,7 @@ def fill_blend(
     for name in parts.keys() - {"train"}:
         is_trained_on = np.isin(splits[name].prompt_hashes, splits["train"].prompt_hashes)
         described[name]["prompts_trained_on"] = int(np.count_nonzero(is_trained_on))
-    return described | {"placeholders": dict(sorted(placeholders.items())), "unresolved": bad_rows}
+    return described | {"placeholders": dict(sorted(placeholders.items())), "unresolved": 0}
 
 
 def main(

@@ -61,7 +61,6 @@ class FilledBlock:
 
     block: Block
     changes: list[tuple[int, int, bytes]] = field(default_factory=list)
-    rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
     placeholders: Counter[str] = field(default_factory=Counter)
     row_hashes: array = field(default_factory=lambda: array("Q"))
@@ -86,7 +85,6 @@ def fill_block(
     """Fill the rows of a block; with `is_rewarded`, each must name an environment; `reasoning` shortens answers."""
     data = block.read()
     result = FilledBlock(block)
-    names: list[str] = []
     has_returns = b"\r" in data
     start, number = 0, 0
     while start < len(data):
@@ -103,7 +101,7 @@ def fill_block(
             if is_rewarded:
                 if fields.agent_ref is None:
                     raise RowError("no agent_ref.name; every row must name an environment for rewards")
-                names.append(fields.agent_ref.name)
+                result.environments[fields.agent_ref.name] += 1
             instead, prompt = line, fields.any_prompt
             if fields.placeholder:
                 instead, prompt = _fill(line, tables.lookup, result)
@@ -121,8 +119,6 @@ def fill_block(
             if instead is not raw or newline < 0:
                 result.changes.append((start, end, instead + b"\n" * (newline < 0)))
         start = end + 1
-    result.rows = len(result.row_hashes)
-    result.environments.update(names)
     return result
 
 

@@ -168,9 +168,7 @@ class Mapper:
         return {"agent_ref": agent} if agent else {}
 
     def _tools(self, published: Row, flat: bool) -> Row:
-        if "tools" not in self.column:
-            return {}
-        tools = as_tools(self._value(published, "tools"), flat, self.column["tools"])
+        tools = as_tools(self._value(published, "tools"), flat, self.column.get("tools"))
         return {"tools": tools} if tools else {}
 
     def _shown(self, published: Row) -> Row:

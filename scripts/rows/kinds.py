@@ -29,12 +29,8 @@ class RowKind:
     name: ClassVar[str]
     fields: ClassVar[frozenset[str]]
     """A row of a blend has at least one of these fields; a published row without them is composed."""
-    answers: ClassVar[tuple[str, ...]] = ()
-    """The names of an `Example`'s answers, in order."""
     is_rewarded: ClassVar[bool] = True
     """Whether rows may name the environment that rewards them."""
-    has_contract: ClassVar[bool] = False
-    """Whether that environment's contract says which fields a row has."""
 
     def example(self, row: Row) -> Example:
         """Decode a row that has no `problem`; ValueError, KeyError or TypeError for others."""
@@ -53,7 +49,6 @@ class Prompts(RowKind):
 
     name = "prompts"
     fields = frozenset({"responses_create_params", "_hf_placeholder"})
-    has_contract = True
 
     def example(self, row: Row) -> Example:
         """The prompt and its tools."""
@@ -69,7 +64,6 @@ class Demonstrations(RowKind):
 
     name = "demonstrations"
     fields = frozenset({"messages"})
-    answers = ("answer",)
 
     def example(self, row: Row) -> Example:
         """The messages before the last, and the last."""
@@ -85,7 +79,6 @@ class Preferences(RowKind):
 
     name = "preferences"
     fields = frozenset({"context", "prompt"})
-    answers = ("chosen", "rejected")
     is_rewarded = False
 
     def example(self, row: Row) -> Example:
