@@ -34,11 +34,9 @@ def _options(parameter: Parameter) -> dict[str, Any]:
     kind, told = parameter.annotation, []
     if get_origin(kind) is Annotated:
         kind, *told = get_args(kind)
-    options: dict[str, Any] = {"help": told[0] if told else None}
-    if parameter.default is Parameter.empty:
-        options["required"] = True
-    else:
-        options["default"] = parameter.default
+    is_required = parameter.default is Parameter.empty
+    options: dict[str, Any] = {"help": told[0] if told else None, "required": is_required}
+    options["default"] = None if is_required else parameter.default
     if kind is bool:
         return options | {"action": "store_true"}
     if isinstance(kind, UnionType):
@@ -46,5 +44,5 @@ def _options(parameter: Parameter) -> dict[str, Any]:
     if get_origin(kind) is Literal:
         return options | {"choices": get_args(kind)}
     if get_origin(kind) is list:
-        kind, options["nargs"] = get_args(kind)[0], "+" if parameter.default is Parameter.empty else "*"
+        kind, options["nargs"] = get_args(kind)[0], "+" if is_required else "*"
     return options | {"type": told[1] if len(told) > 1 else kind}

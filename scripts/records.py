@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeVar
 
 import msgspec
 
@@ -58,15 +58,15 @@ class Dataset(TypedDict):
     content: NotRequired[str]
 
 
-class Split(TypedDict):
+class Split(TypedDict, total=False):
     """One split of a blend."""
 
-    sha256: str
-    rows: NotRequired[Count]
-    bytes: NotRequired[Count]
-    environments: NotRequired[dict[str, Count]]
-    duplicates: NotRequired[Count]
-    prompts_trained_on: NotRequired[Count]
+    sha256: Required[str]
+    rows: Count
+    bytes: Count
+    environments: dict[str, Count]
+    duplicates: Count
+    prompts_trained_on: Count
 
 
 class Manifest(TypedDict):
@@ -241,18 +241,18 @@ class Evaluation(TypedDict):
     decoding: NotRequired[dict[str, Any]]
 
 
-class Benchmark(TypedDict):
+class Benchmark(TypedDict, total=False):
     """A benchmark's score, with the change from a parent on the same questions."""
 
-    score: float
-    samples: Count
-    stderr: NotRequired[float | None]
-    metric: NotRequired[str]
-    before: NotRequired[float | None]
-    change: NotRequired[Change | None]
-    change_from_first: NotRequired[Change | None]
-    key: NotRequired[str]
-    first: NotRequired[str | None]
+    score: Required[float]
+    samples: Required[Count]
+    stderr: float | None
+    metric: str
+    before: float | None
+    change: Change | None
+    change_from_first: Change | None
+    key: str
+    first: str | None
 
 
 class Benchmarks(TypedDict):

@@ -24,7 +24,7 @@ import shutil
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 
@@ -100,10 +100,9 @@ def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
 def made_store(root: Path) -> Path:
     """Return the store, made with the mode of the results' folder: who may add a run may add a training."""
     store = root / STORE
-    if not store.is_dir():
-        store.mkdir(parents=True, exist_ok=True)
-        if (mode := stat.S_IMODE(root.stat().st_mode)) != stat.S_IMODE(store.stat().st_mode):
-            store.chmod(mode)
+    with suppress(FileExistsError):
+        store.mkdir(parents=True)
+        store.chmod(stat.S_IMODE(root.stat().st_mode))
     return store
 
 
@@ -233,6 +232,6 @@ def _mend(root: Path, paths: StagePaths) -> None:
     for export in filter(Path.is_dir, exports.glob("[!.]*")):
         if not os.path.lexists(old / export.name):
             link_to(old / export.name, export)
-    holds_weights = not (exports / exported["content"] / MEGATRON).is_symlink()
-    if holds_weights and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
+    is_model = not (exports / exported["content"] / MEGATRON).is_symlink()
+    if is_model and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
         note_export(exports, files, exported)
