@@ -13,7 +13,7 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.model.hugging_face import check_model, chosen_files, config_of
 from scripts.model.model_source import template_of
-from scripts.model.processor import check_end, check_template
+from scripts.model.processor import check_template
 from scripts.recipe.model import PretrainedModel
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
@@ -101,7 +101,6 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
             path.unlink()
         tokenizer.save_pretrained(folder)
     _check_one_template(model.name, tokenizer, folder)
-    check_template(model.name, tokenizer, "model.chat_template")
     generation = folder / "generation_config.json"
     settings = GenerationConfig.from_pretrained(folder) if generation.exists() else GenerationConfig()
     ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
@@ -129,7 +128,7 @@ def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
 
 
 def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int]) -> None:
-    """Raise UserError where no token ends an answer or fills a batch, or files disagree about the end."""
+    """Raise UserError where no token ends an answer or fills a batch, or template or files disagree about the end."""
     name = model.name
     if tokenizer.eos_token_id is None:
         raise UserError(f"{name}: its tokenizer has no eos token, so no answer would end; name one as model.eos_token")
@@ -139,9 +138,8 @@ def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int]) -> No
         raise UserError(
             f"{name}: its tokenizer has no pad token, which batches need; name an unused token{like} as model.pad_token"
         )
-    check_end(
-        name, tokenizer, ends, "name the right one as model.eos_token, or another template as model.chat_template"
-    )
+    advice = "name the right one as model.eos_token, or another template as model.chat_template"
+    check_template(name, tokenizer, "model.chat_template", ends, advice)
     if ends and tokenizer.eos_token_id not in ends and model.eos_token is None:
         raise UserError(
             f"{name}: its tokenizer's eos token is {tokenizer.eos_token!r}, but generation_config.json ends with "

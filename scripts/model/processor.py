@@ -62,8 +62,11 @@ def use_template(processor: Any, chat_template: str | None) -> Any:
     return processor
 
 
-def check_template(name: str, tokenizer: Any, key: str) -> None:
-    """Raise UserError where the chat template hides the answer to a prompt; `key` is the key of another template."""
+def check_template(name: str, tokenizer: Any, key: str, ends: list[int], advice: str) -> None:
+    """Raise UserError where the chat template hides an answer to a prompt, or no generation ends as the answer does.
+
+    `key` is the key of another template; generation ends with `ends` and eos, and `advice` is how to mend them.
+    """
     try:
         prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
         text = tokenizer.apply_chat_template(TALK, tokenize=False)
@@ -76,11 +79,6 @@ def check_template(name: str, tokenizer: Any, key: str) -> None:
             f"{name}: the chat template begins a conversation differently from the prompt of the last answer, so "
             f"training and generation would differ; name another template as {key}"
         )
-
-
-def check_end(name: str, tokenizer: Any, ends: list[int], advice: str) -> None:
-    """Raise UserError where the chat template's end of an answer ends no generation (`ends`, and eos)."""
-    text = tokenizer.apply_chat_template(TALK, tokenize=False)
     after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     known = {tokenizer.eos_token_id, *ends}
     if not after or after[0] not in known:

@@ -50,7 +50,6 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         ],
         links=chain,
         step_text=step_text,
-        is_folder=lambda source: source["revision"] == FOLDER,
         model=_model(link.paths.export),
         configs=[(each.name, config_text(each.settings)) for each in chain if each.settings],
         evaluation=evaluation,

@@ -131,9 +131,9 @@ def interval(value: Number, low: Number, high: Number, reach: float) -> str:
     def at(change: float) -> float:
         return round(60 + 56 * max(-1.0, min(1.0, change / reach if reach else 0.0)), 1)
 
-    is_bounded = low is not None and high is not None
-    words = f"{value:+.3f}" + (f", from {low:+.3f} to {high:+.3f}" if is_bounded else "")
-    bar = [at(low), at(high)] if is_bounded else None
+    words, bar = f"{value:+.3f}", None
+    if low is not None:
+        words, bar = f"{words}, from {low:+.3f} to {high:+.3f}", [at(low), at(high)]
     return render("chart.svg", kind="interval", words=words, bar=bar, at=at(value))
 
 

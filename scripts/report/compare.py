@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -37,7 +37,7 @@ class Run:
     """The trained stages of a run, parents first, and the messages of unreadable stages."""
 
     stages: dict[str, TrainedStage]
-    damaged: dict[str, str] = field(default_factory=dict)
+    damaged: dict[str, str]
 
 
 @dataclass(frozen=True)

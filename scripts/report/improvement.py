@@ -134,15 +134,12 @@ class Lineage:
         starts = {parent for parent in self.started.values() if parent}
         starts |= {self.stage_of(start) for start in starts} | {self.card_of(start) for start in starts}
         chosen = {choice["chosen"][0] for choice in self.choices.values()}
-        leaves: dict[str, str] = {}
+        leaves: dict[str, list[str]] = {}
         for leaf in self.started:
-            card = self.card_of(leaf)
-            if leaf in starts or card in starts:
-                continue
-            best = leaves.setdefault(card, leaf)
-            if (leaf in chosen, scores.get(leaf, -1.0)) > (best in chosen, scores.get(best, -1.0)):
-                leaves[card] = leaf
-        return [self._chain_to(leaf) for leaf in leaves.values()]
+            if starts.isdisjoint((leaf, card := self.card_of(leaf))):
+                leaves.setdefault(card, []).append(leaf)
+        best = (max(each, key=lambda leaf: (leaf in chosen, scores.get(leaf, -1.0))) for each in leaves.values())
+        return [self._chain_to(leaf) for leaf in best]
 
     def _chain_to(self, leaf: str) -> list[str]:
         chain = [leaf]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from scripts.records import Benchmarks, Evaluation, Scores
+from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
 from scripts.report.chart import interval
 from scripts.report.curves import short_name
 from scripts.stage.bootstrap import Change
@@ -57,15 +57,12 @@ def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
     """Return the scores of an eval.json (environments, then the mean) or of a benchmarks.json."""
     if record is None:
         return []
-    if "benchmarks" in record:
-        entries = {name: {**each, "after": each["score"]} for name, each in record["benchmarks"].items()}
-    else:
-        entries = {**record["environments"], "mean": record["mean"]}
+    entries = record["benchmarks"] if "benchmarks" in record else record["environments"] | {"mean": record["mean"]}
     return [_score(name, entry) for name, entry in entries.items()]
 
 
-def _score(name: str, entry: Scores) -> Score:
-    before, after = entry.get("before"), entry["after"]
+def _score(name: str, entry: Scores | Benchmark) -> Score:
+    before, after = entry.get("before"), entry["after"] if "after" in entry else entry["score"]
     return Score(
         name=short_name(name),
         rows=entry.get("rows", entry.get("samples")),

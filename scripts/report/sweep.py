@@ -33,7 +33,7 @@ class Variant:
     def mean(self) -> Score | None:
         """The mean held-out score."""
         scores = scores_of(self.trained and self.trained.evaluation)
-        return next((score for score in scores if score.name == "mean"), None)
+        return scores[-1] if scores else None
 
 
 def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: Iterable[str]) -> list[Variant]:

@@ -25,11 +25,11 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
         return processor
     tokenizer = tokenizer_of(processor)
     if config.chat_template is not None:
-        from scripts.model.processor import check_end, check_template  # noqa: PLC0415
+        from scripts.model.processor import check_template  # noqa: PLC0415
 
         key = f"{stage.name}: policy.tokenizer.chat_template"
-        check_template(key, tokenizer, key)
-        check_end(key, tokenizer, _ends(folder), "name another one, or the right token as model.eos_token")
+        advice = "name another one, or the right token as model.eos_token"
+        check_template(key, tokenizer, key, _ends(folder), advice)
     rows: list[ShownRow] = []
     _, prepare = config.prepare(processor)
     for line in lines_of(stage.train_split):
