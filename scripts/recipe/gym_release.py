@@ -45,15 +45,14 @@ class GymServer(Strict):
 
 def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
     """Refuse settings of servers that `gym.servers` does not name."""
-    named = gym.servers if gym else []
-    for key, names in {"gym.settings": gym.settings, "gym.agents": gym.agents}.items() if gym else ():
-        for name in names:
-            if name not in named:
-                raise misnamed(key, "server in gym.servers", name, named)
-    for name, server in servers.items():
-        if gym is None:
+    if gym is None:
+        if servers:
             raise invalid("gym_servers needs gym, which names the servers")
-        if name not in named:
-            raise misnamed("gym_servers", "server in gym.servers", name, named)
+        return
+    for key, names in {"gym.settings": gym.settings, "gym.agents": gym.agents, "gym_servers": servers}.items():
+        for name in names:
+            if name not in gym.servers:
+                raise misnamed(key, "server in gym.servers", name, gym.servers)
+    for name, server in servers.items():
         if server.base_url is not None and name in gym.settings:
             raise invalid(f"gym.settings.{name} is for a server that is started here, and this one answers elsewhere")
