@@ -75,8 +75,16 @@ class Fetcher:
     def _find(self, item: Wanted) -> Path | None:
         """Return the path of a folder's file, None for the hub's; UserError for a missing file."""
         if isinstance(item.source, HubSource):
-            _refuse_missing(self.snapshot(item.source), item.file)
-            return None
+            snapshot = self.snapshot(item.source)
+            if item.file in snapshot.sizes:
+                return None
+            why = f"the repository has no such file; {near(item.file, snapshot.sizes)}"
+            if not snapshot.is_whole:
+                why = (
+                    "the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache "
+                    f"{constants.HF_HUB_CACHE} does not have it; fetch on a machine that has the network"
+                )
+            raise UserError(f"{item.file} of {snapshot}: {why}")
         folder = _folder(item.source)
         path = folder / item.file
         if not path.is_file():
@@ -97,17 +105,6 @@ class Fetcher:
         with explain_write_errors(placed):
             link_or_copy(path, placed)
         self.described[item.target] = described or describe_file(placed)
-
-
-def _refuse_missing(snapshot: Snapshot, name: str) -> None:
-    if name not in snapshot.sizes:
-        why = f"the repository has no such file; {near(name, snapshot.sizes)}"
-        if not snapshot.is_whole:
-            why = (
-                f"the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache {constants.HF_HUB_CACHE} "
-                "does not have it; fetch on a machine that has the network"
-            )
-        raise UserError(f"{name} of {snapshot}: {why}")
 
 
 def _folder(source: FolderSource) -> Path:

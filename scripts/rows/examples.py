@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from scripts.rows.messages import common_length, texts_of
+from scripts.rows.messages import common_length, messages_from, texts_of
 from scripts.rows.request import AgentRef, InputText, Text, broken, parse
 
 Messages = list[dict[str, Any]]
@@ -187,8 +187,8 @@ def preference_of(row: dict[str, Any]) -> Example:
 
 def _of_pair(row: dict[str, Any]) -> tuple[Messages, Messages, Messages]:
     """Split a `Pair` into prompt and answers; answers may be conversations that begin with the prompt."""
-    chosen, rejected = (_as_messages(row[name], "assistant") for name in ("chosen", "rejected"))
-    prompt = _as_messages(row["prompt"], "user") if "prompt" in row else []
+    chosen, rejected = (messages_from(row[name], "assistant") for name in ("chosen", "rejected"))
+    prompt = messages_from(row["prompt"], "user") if "prompt" in row else []
     if chosen[0]["role"] == rejected[0]["role"] == "assistant":
         if not prompt:
             raise broken("prompt", "is missing")
@@ -197,7 +197,3 @@ def _of_pair(row: dict[str, Any]) -> tuple[Messages, Messages, Messages]:
     if not same or (prompt and chosen[:same][-len(prompt) :] != prompt):
         raise broken("rejected", "does not begin with the prompt that chosen begins with")
     return chosen[:same], chosen[same:], rejected[same:]
-
-
-def _as_messages(answer: str | Messages, role: str) -> Messages:
-    return [{"role": role, "content": answer}] if isinstance(answer, str) else answer

@@ -14,8 +14,12 @@ NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 def messages_of(row: dict[str, Any]) -> list[Message]:
     """Return the messages of a row's prompt; a string is one user message."""
-    given = row["responses_create_params"]["input"]
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return messages_from(row["responses_create_params"]["input"], "user")
+
+
+def messages_from(given: str | list[Message], role: str) -> list[Message]:
+    """Return messages as they are, and a text as one message of the role."""
+    return [{"role": role, "content": given}] if isinstance(given, str) else given
 
 
 def tools_of(row: dict[str, Any]) -> list[Any] | None:
