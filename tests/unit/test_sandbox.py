@@ -17,7 +17,7 @@ from scripts.rewards import confine
 from scripts.rewards import sandbox as sandbox_module
 from scripts.rewards.sandbox import MEBIBYTE, Sandbox, cores
 from scripts.rewards.sandbox import sandbox as cached_sandbox
-from tests.cases import cases
+from tests.cases import cases, tables_of
 from tests.conftest import ROOT
 
 RUN = "scripts.rewards.environments.code_gen:run_program"
@@ -158,44 +158,9 @@ def test_a_machine_without_the_means_is_told(monkeypatch):
         Sandbox(RUN).call("print(1)")
 
 
-@pytest.mark.parametrize(
-    ("refused", "reason"),
-    [
-        (
-            444,
-            "which this kernel (Linux {release}) does not offer: Function not implemented; use a node with Linux 5.13",
-        ),
-        (446, "untrusted code cannot be confined on this machine: OSError: [Errno 38] Function not implemented"),
-    ],
-)
+@cases("sandbox.refusals", "refused", "reason")
 def test_without_landlock_nothing_is_run_and_the_reason_is_told(refused, reason):
-    """A seccomp filter above the process answers as a kernel that lacks the calls."""
-    program = f"""
-import ctypes, struct
-steps = [(0x20, 0, 0, 0), (0x15, 0, 1, {refused}), (6, 0, 0, 0x50026), (6, 0, 0, 0x7FFF0000)]
-code = b"".join(struct.pack("=HBBI", *step) for step in steps)
-class Filter(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
-libc = ctypes.CDLL(None)
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(Filter(4, code))) == 0
-
-from scripts.errors import UserError
-from scripts.rewards.registry import check_row
-from scripts.rewards.sandbox import sandbox
-rows = [
-    {{"agent_ref": {{"name": "code_gen_simple_agent"}}}},
-    {{"agent_ref": {{"name": "math_with_judge_simple_agent"}}, "expected_answer": "1"}},
-    *({{"agent_ref": {{"name": "structured_outputs_simple_agent"}}, "schema_str": schema}} for schema in ('{{"pattern": "a"}}', "{{}}")),
-]
-problems = [check_row(row) for row in rows]
-if any(problems):
-    assert problems[-1] is None, "JSON needs no confined process"
-    raise SystemExit("\\n".join({{*problems[:-1]}}))
-try:
-    print(sandbox({RUN!r}).call("print('run')"))
-except UserError as error:
-    raise SystemExit(str(error))
-"""
+    program = tables_of("sandbox")["unconfined"].replace("REFUSED", str(refused)).replace("RUN", RUN)
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert reason.format(release=os.uname().release) in done.stderr and done.stderr.count("\n") == 1
     assert (done.returncode, done.stdout) == (1, "")

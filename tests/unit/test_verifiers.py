@@ -299,41 +299,10 @@ def test_a_row_that_cannot_be_rewarded_here_is_refused():
     assert "has no verifier" in check_row({"agent_ref": {"name": "x"}})
 
 
-# One file an environment.
-
-TOWN = """
-from scripts.rows.request import PromptRow, Text
-from scripts.rewards.spec import EnvironmentSpec
-
-
-class TownRow(PromptRow, kw_only=True):
-    town: Text
-
-
-def verify(row, response):
-    return float(row["town"] in response)
-
-
-ENVIRONMENTS = {"town_simple_agent": EnvironmentSpec(TownRow, verify, answer=lambda row: row["town"])}
-"""
-TRY_TOWN = """
-import sys
-from scripts.rewards import environments
-environments.__path__.append(sys.argv[1])
-from scripts.rewards.registry import SPECS, check_row, contract_of, score
-from scripts.rows.request import problem_of
-agent = {"type": "responses_api_agents", "name": "town_simple_agent"}
-row = {"agent_ref": agent, "responses_create_params": {"input": "Where?"}, "town": "Ulm"}
-assert problem_of(row, contract_of("town_simple_agent")) is check_row(row) is None
-assert problem_of(row | {"town": ""}, contract_of("town_simple_agent")).startswith("$.town: ")
-assert score(row, SPECS["town_simple_agent"].answer(row)) == 1.0 and score(row, "Bonn") == 0.0
-assert not {"sympy", "math_verify", "reasoning_gym", "torch", "numpy"} & sys.modules.keys()
-"""
-
-
 def test_a_file_in_the_folder_is_an_environment_and_the_folder_is_quick_to_import(tmp_path):
-    (tmp_path / "town.py").write_text(TOWN)
-    subprocess.run([sys.executable, "-c", TRY_TOWN, tmp_path], cwd=ROOT, check=True)
+    tables = tables_of("verifiers")
+    (tmp_path / "town.py").write_text(tables["town"])
+    subprocess.run([sys.executable, "-c", tables["try_town"], tmp_path], cwd=ROOT, check=True)
 
 
 # any response at all
