@@ -1,13 +1,12 @@
 """Container images: what the config may say, that Dockerfiles are pinned and clean, and that no image is half-made.
 
-mksquashfs, bash and hadolint are the real ones, each skipped where it is not installed; enroot is a stand-in.
+mksquashfs, bash and hadolint are the real ones, each skipped where it is not installed; uv is a stand-in.
 """
 
 import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -36,28 +35,18 @@ def hadolint():
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Put a program in front of PATH that notes its arguments and some of its environment, then runs a bash text."""
-    folder = tmp_path / "bin"
+def use_uv(tmp_path, monkeypatch):
+    """Put a uv in front of PATH that notes its arguments, a line a call, then runs a bash text; the notes' path."""
+    folder, calls = tmp_path / "bin", tmp_path / "uv.calls"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
-    def install(name: str, body: str = "") -> Path:
-        calls = tmp_path / f"{name}.calls"
-        note = (
-            "import json, os, sys; kept = {k: v for k, v in os.environ.items() if k.startswith(('ENROOT', 'APPTAINER'))};"
-            f"open({str(calls)!r}, 'a').write(json.dumps([sys.argv[1:], kept]) + chr(10))"
-        )
-        (folder / name).write_text(f'#!/bin/bash\n{sys.executable} -c {shlex.quote(note)} "$@"\n{body}\n')
-        (folder / name).chmod(0o755)
+    def install(body: str) -> Path:
+        (folder / "uv").write_text(f"#!/bin/bash\n(printf '%q ' \"$@\"; echo) >> {calls}\n{body}\n")
+        (folder / "uv").chmod(0o755)
         return calls
 
     return install
-
-
-def calls_of(path: Path) -> list[list[str]]:
-    """The command lines that a recording program noted."""
-    return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_the_document_has_the_images_of_every_release_and_builds_every_dockerfile():
@@ -121,9 +110,9 @@ def run_script(path: Path, folder: Path, index: int = 0, **variables: str) -> su
 GYM = 'd="$NEMO_GYM_VENV_DIR/responses_api_agents/swe_agents/.venv"; mkdir -p "$d/bin" "$d/lib/vllm-{vllm}.dist-info"; touch "$d/bin/python"; cat "$UV_OVERRIDE"'
 
 
-def test_the_prefetching_script_overrides_the_judges_vllm_with_the_images_own(tmp_path, program):
+def test_the_prefetching_script_overrides_the_judges_vllm_with_the_images_own(tmp_path, use_uv):
     """The RUN script itself, with a stand-in for uv that makes one environment and shows the override."""
-    calls = program("uv", GYM.format(vllm="0.20.0"))
+    calls = use_uv(GYM.format(vllm="0.20.0"))
     arch = os.uname().machine
     done = run_script(ROOT / "containers/prefetched-venvs.Dockerfile", tmp_path, WHEEL_ARCH=arch)
     assert done.returncode == 0, done.stderr
@@ -131,7 +120,7 @@ def test_the_prefetching_script_overrides_the_judges_vllm_with_the_images_own(tm
         "vllm @ https://github.com/vllm-project/vllm/releases/download/v0.20.0/"
         f"vllm-0.20.0-cp38-abi3-manylinux_2_35_{arch}.whl\n"
     )
-    assert calls_of(calls)[0][-1] == "examples/nemo_gym/prefetch_super_all_envs.yaml"
+    assert calls.read_text().splitlines()[0].split()[-1] == "examples/nemo_gym/prefetch_super_all_envs.yaml"
 
 
 @pytest.mark.parametrize(
@@ -143,8 +132,8 @@ def test_the_prefetching_script_overrides_the_judges_vllm_with_the_images_own(tm
         (GYM.format(vllm="0.20.0"), {"WHEEL_ARCH": "riscv"}, "WHEEL_ARCH=riscv, but this is"),
     ],
 )
-def test_a_prefetch_that_went_wrong_ends_the_build(tmp_path, program, uv, variables, message):
-    program("uv", uv)
+def test_a_prefetch_that_went_wrong_ends_the_build(tmp_path, use_uv, uv, variables, message):
+    use_uv(uv)
     (tmp_path / "venvs").mkdir()
     variables = {"WHEEL_ARCH": os.uname().machine} | variables
     done = run_script(ROOT / "containers/prefetched-venvs.Dockerfile", tmp_path, **variables)
@@ -153,8 +142,8 @@ def test_a_prefetch_that_went_wrong_ends_the_build(tmp_path, program, uv, variab
 
 
 @pytest.mark.parametrize(("index", "ends_well"), [("cu129", True), ("cu126", False)])
-def test_the_swe_script_takes_the_releases_own_pytorch_index(tmp_path, program, index, ends_well):
-    program("uv", GYM.format(vllm="0.13.0").removesuffix('; cat "$UV_OVERRIDE"'))
+def test_the_swe_script_takes_the_releases_own_pytorch_index(tmp_path, use_uv, index, ends_well):
+    use_uv(GYM.format(vllm="0.13.0").removesuffix('; cat "$UV_OVERRIDE"'))
     (tmp_path / "pyproject.toml").write_text(f'[[tool.uv.index]]\nname = "pytorch-{index}"\n')
     done = run_script(ROOT / "containers/super-v3-swe.Dockerfile", tmp_path)
     assert (done.returncode == 0) is ends_well, done.stderr
