@@ -17,12 +17,33 @@ from scripts.stage.owner import SILENCE_SECONDS, hold, is_alive, read_owner
 from tests.conftest import ROOT
 
 
-def holder(owner: Path, seconds: float = 60) -> subprocess.Popen:
-    """Another process that holds the owner file."""
-    program = f"import time\nfrom pathlib import Path\nfrom scripts.stage.owner import hold\nwith hold(Path({str(owner)!r})):\n    print('held', flush=True)\n    time.sleep({seconds})\n"
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def holding(owner: Path, deed: str = "time.sleep(60)") -> list[str]:
+    """The command of another process that holds the owner file, with a quick heartbeat, says `held` and does something."""
+    begin = "import subprocess, time\nfrom pathlib import Path\nfrom scripts.stage import owner\nowner.HEARTBEAT_SECONDS = 0.2\n"
+    return [
+        sys.executable,
+        "-c",
+        f"{begin}with owner.hold(Path({str(owner)!r})):\n    print('held', flush=True)\n    {deed}\n",
+    ]
+
+
+def holder(owner: Path, deed: str = "time.sleep(60)") -> subprocess.Popen:
+    process = subprocess.Popen(holding(owner, deed), cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"
     return process
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Leave an owner file as this process writes it, but for changes; the record."""
+    with hold(tmp_path / "owner.json"):
+        record = read_owner(tmp_path / "owner.json")
+
+    def leave(**changes: object) -> None:
+        (tmp_path / "owner.json").write_text(json.dumps(record | changes))
+
+    leave.record = record
+    return leave
 
 
 def test_a_second_process_is_told_who_holds_the_lock_and_takes_it_over_when_that_is_killed(tmp_path, monkeypatch):
@@ -42,7 +63,7 @@ def test_a_second_process_is_told_who_holds_the_lock_and_takes_it_over_when_that
 
 
 def test_who_waits_goes_on_when_the_holder_ends(tmp_path, capsys):
-    process = holder(tmp_path / "owner.json", seconds=1.5)
+    process = holder(tmp_path / "owner.json", "time.sleep(1.5)")
     start = time.monotonic()
     with hold(tmp_path / "owner.json", timeout=60):
         assert time.monotonic() - start > 0.5
@@ -50,20 +71,15 @@ def test_who_waits_goes_on_when_the_holder_ends(tmp_path, capsys):
     process.wait()
 
 
-def test_a_process_id_used_again_is_not_the_owner(tmp_path):
-    with hold(tmp_path / "owner.json"):
-        record = read_owner(tmp_path / "owner.json")
-    (tmp_path / "owner.json").write_text(json.dumps(record | {"process_start": record["process_start"] - 1}))
-    assert not is_alive(tmp_path / "owner.json")
-    (tmp_path / "owner.json").write_text(json.dumps(record | {"boot": "before the restart"}))
-    assert not is_alive(tmp_path / "owner.json")
+def test_a_process_id_used_again_is_not_the_owner(tmp_path, left):
+    for other in ({"process_start": left.record["process_start"] - 1}, {"boot": "before the restart"}):
+        left(**other)
+        assert not is_alive(tmp_path / "owner.json")
 
 
-def test_on_another_host_or_in_another_container_the_heartbeat_tells(tmp_path):
-    with hold(tmp_path / "owner.json"):
-        record = read_owner(tmp_path / "owner.json")
+def test_on_another_host_or_in_another_container_the_heartbeat_tells(tmp_path, left):
     for other in ({"host": "elsewhere"}, {"pid_namespace": "pid:[1]", "pid": 1}):
-        (tmp_path / "owner.json").write_text(json.dumps(record | other))
+        left(**other)
         assert is_alive(tmp_path / "owner.json")
         os.utime(tmp_path / "owner.json", (0, time.time() - SILENCE_SECONDS - 1))
         assert not is_alive(tmp_path / "owner.json")
@@ -90,42 +106,30 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
 
 @pytest.mark.parametrize(("gone", "alive"), [(True, False), (False, True), (None, True)])
 def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_heartbeat(
-    tmp_path, monkeypatch, gone, alive
+    tmp_path, monkeypatch, left, gone, alive
 ):
-    with hold(tmp_path / "owner.json"):
-        record = read_owner(tmp_path / "owner.json")
-    elsewhere = record | {"host": "elsewhere", "slurm_job": "4711"}
-    (tmp_path / "owner.json").write_text(json.dumps(elsewhere))
+    left(host="elsewhere", slurm_job="4711")
     monkeypatch.setattr(owner_module, "has_ended", lambda job: gone)
     assert is_alive(tmp_path / "owner.json") is alive
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     assert not is_alive(tmp_path / "owner.json"), "this is that very job, requeued"
 
 
-def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp_path, monkeypatch):
-    with hold(tmp_path / "owner.json"):
-        record = read_owner(tmp_path / "owner.json")
+def test_who_takes_over_from_another_host_gives_the_old_owner_time_to_see_it(tmp_path, monkeypatch, left):
     monkeypatch.setattr(owner_module, "has_ended", lambda job: True)
     slept = []
     monkeypatch.setattr(owner_module, "time", SimpleNamespace(**vars(time) | {"sleep": slept.append}))
-    for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (record["host"], 0, [])):
+    for host, silence, expected in (("elsewhere", 0, [25.0]), ("elsewhere", 100, []), (left.record["host"], 0, [])):
         slept.clear()
-        (tmp_path / "owner.json").write_text(
-            json.dumps(record | {"host": host, "slurm_job": "4711", "process_start": -1})
-        )
+        left(host=host, slurm_job="4711", process_start=-1)
         os.utime(tmp_path / "owner.json", (0, time.time() - silence))
         with hold(tmp_path / "owner.json"):
             assert slept == expected
 
 
 def test_an_owner_that_was_taken_over_ends_at_once_with_what_it_started(tmp_path):
-    program = (
-        "import subprocess, time\nfrom pathlib import Path\nfrom scripts.stage import owner\n"
-        "owner.HEARTBEAT_SECONDS = 0.2\n"
-        f"with owner.hold(Path({str(tmp_path / 'owner.json')!r})):\n"
-        "    child = subprocess.Popen(['sleep', '60'])\n    print(child.pid, flush=True)\n    time.sleep(60)\n"
-    )
-    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    starts = "child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); time.sleep(60)"
+    process = holder(tmp_path / "owner.json", starts)
     child = int(process.stdout.readline())
     record = read_owner(tmp_path / "owner.json") | {"token": "another", "host": "elsewhere", "slurm_job": "4712"}
     (tmp_path / "owner.json").write_text(json.dumps(record))
@@ -137,14 +141,10 @@ def test_an_owner_that_was_taken_over_ends_at_once_with_what_it_started(tmp_path
 
 def test_the_last_words_of_an_owner_that_was_taken_over_are_written_down(tmp_path):
     writer, log, owner_file = tmp_path / "tee", tmp_path / "log", tmp_path / "owner.json"
-    writer.write_text(f'#!/bin/bash\nread -r line\nread -rt 0.5 more\necho "$line" > {log}\n')
+    writer.write_text(f'#!/bin/bash\nread -r held\nread -r line\nread -rt 0.5 more\necho "$line" > {log}\n')
     writer.chmod(0o755)
-    program = (
-        "import time\nfrom pathlib import Path\nfrom scripts.stage import owner\nowner.HEARTBEAT_SECONDS = 0.2\n"
-        f"with owner.hold(Path({str(owner_file)!r})):\n    time.sleep(60)\n"
-    )
     shell = f'exec "$@" > >(exec {writer})'  # as the rule's tee, a child of the trainer
-    process = subprocess.Popen(["bash", "-c", shell, "bash", sys.executable, "-c", program], cwd=ROOT)
+    process = subprocess.Popen(["bash", "-c", shell, "bash", *holding(owner_file)], cwd=ROOT)
     while (record := read_owner(owner_file)) is None:
         time.sleep(0.05)
     owner_file.write_text(json.dumps(record | {"token": "another"}))

@@ -12,7 +12,7 @@ from scripts.recipe.load import load_recipe
 from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from tests.conftest import ROOT
 
-RECORDED = ROOT / "tests/recorded"
+RECORDED, RESULTS = ROOT / "tests/recorded", Path("results")
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def tree(tmp_path, monkeypatch):
     shutil.copy(RECORDED / "recipe.yaml", "recipe.yaml")
     notes = Path(".snakemake/metadata")
     notes.mkdir(parents=True)
-    for record in Path("results").rglob("*.json"):
+    for record in RESULTS.rglob("*.json"):
         (notes / base64.urlsafe_b64encode(str(record).encode()).decode()).write_text("{}")
     return tmp_path
 
@@ -39,7 +39,7 @@ def newer_than_results(recipe):
     """The names of the settings files that are newer than what was made from them."""
     return {
         str(path.relative_to("results/settings").with_suffix(""))
-        for path, settings in settings_files(recipe, Path("results")).items()
+        for path, settings in settings_files(recipe, RESULTS).items()
         if any(path.stat().st_mtime_ns > output.stat().st_mtime_ns for output in settings.outputs if output.exists())
     }
 
@@ -50,17 +50,15 @@ def noted():
 
 def test_results_of_an_earlier_commit_adopt_their_settings_and_snakemake_forgets_the_inputs_they_lack(tree):
     recipe = edited()
-    assert data_to_be_made(recipe, Path("results")) == set()
-    write_settings(recipe, Path("results"))
+    assert data_to_be_made(recipe, RESULTS) == set()
+    write_settings(recipe, RESULTS)
     assert newer_than_results(recipe) == set()
-    assert data_to_be_made(recipe, Path("results")) == set()
-    outputs = {
-        str(output) for settings in settings_files(recipe, Path("results")).values() for output in settings.outputs
-    }
+    assert data_to_be_made(recipe, RESULTS) == set()
+    outputs = {str(output) for settings in settings_files(recipe, RESULTS).values() for output in settings.outputs}
     assert not noted() & outputs and "results/sft/hf/record.json" in noted()
-    before = {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")}
-    write_settings(recipe, Path("results"))
-    assert {path: path.stat().st_mtime_ns for path in Path("results").rglob("*")} == before
+    before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
+    write_settings(recipe, RESULTS)
+    assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
 
 
 HOLDOUT = ("    rows: 24\n    holdout: 8", "    rows: 24\n    holdout: 9")
@@ -81,68 +79,65 @@ ALL = {"sft", "rlvr", "rlhf"}
 )
 def test_an_edit_is_newer_than_the_results_and_names_the_data_to_be_made(tree, edit, made, newer, is_adopted):
     if is_adopted:
-        write_settings(edited(), Path("results"))
+        write_settings(edited(), RESULTS)
     recipe = edited(*edit)
     if is_adopted or edit is not HOLDOUT:  # the source's record tells no number of rows
-        assert data_to_be_made(recipe, Path("results")) == made
-    write_settings(recipe, Path("results"))
+        assert data_to_be_made(recipe, RESULTS) == made
+    write_settings(recipe, RESULTS)
     assert newer_than_results(recipe) == (newer if is_adopted or edit is not HOLDOUT else {"fill/rlvr"})
-    assert data_to_be_made(recipe, Path("results")) == made  # whatever a dry run has written meanwhile
+    assert data_to_be_made(recipe, RESULTS) == made  # whatever a dry run has written meanwhile
 
 
 @pytest.mark.parametrize(
-    ("edit", "newer"),
+    ("edit", "newer", "unadopted"),
     [
-        (("max_new_tokens: 12", "max_new_tokens: 13"), {"evaluate"}),
-        (("parent: rlvr", "parent: sft"), {"train/rlhf"}),
-        (("blend: rlvr", "blend: rlhf"), {"train/rlvr"}),
+        (("max_new_tokens: 12", "max_new_tokens: 13"), {"evaluate"}, set()),
+        (("parent: rlvr", "parent: sft"), {"train/rlhf"}, {"train/rlhf"}),
+        (("blend: rlvr", "blend: rlhf"), {"train/rlvr"}, {"train/rlvr"}),
     ],
 )
-def test_an_edit_of_adopted_settings_is_newer_than_what_was_made(tree, edit, newer):
-    write_settings(edited(), Path("results"))
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_an_edit_is_newer_than_what_was_made_of_adopted_settings_or_by_another_parent_or_blend(
+    tree, edit, newer, unadopted, is_adopted
+):
+    if is_adopted:
+        write_settings(edited(), RESULTS)
     recipe = edited(*edit)
-    write_settings(recipe, Path("results"))
-    assert newer_than_results(recipe) == newer
-
-
-@pytest.mark.parametrize("edit", [("parent: rlvr", "parent: sft"), ("blend: rlvr", "blend: rlhf")])
-def test_a_checkpoint_of_another_parent_or_blend_adopts_no_settings(tree, edit):
-    recipe = edited(*edit)
-    write_settings(recipe, Path("results"))
-    assert newer_than_results(recipe) == {"train/rlhf" if "parent" in edit[0] else "train/rlvr"}
+    write_settings(recipe, RESULTS)
+    assert newer_than_results(recipe) == (newer if is_adopted else unadopted)
 
 
 def test_an_edit_taken_back_makes_nothing_anew(tree):
-    write_settings(edited(), Path("results"))
-    write_settings(edited(*HOLDOUT), Path("results"))
+    write_settings(edited(), RESULTS)
+    write_settings(edited(*HOLDOUT), RESULTS)
     recipe = edited(HOLDOUT[1], HOLDOUT[0])
-    assert data_to_be_made(recipe, Path("results")) == set()
-    write_settings(recipe, Path("results"))
+    assert data_to_be_made(recipe, RESULTS) == set()
+    write_settings(recipe, RESULTS)
     assert newer_than_results(recipe) == set()
 
 
 def test_data_are_made_anew_where_they_are_gone_or_the_source_has_other_files(tree):
     recipe = edited()
-    write_settings(recipe, Path("results"))
+    write_settings(recipe, RESULTS)
     manifest, record = Path("results/data/rlvr/manifest.json"), Path("results/data/source/record.json")
     described = json.loads(manifest.read_text())
     described["source"]["content"] = content_of(json.loads(record.read_text()), "rlvr")
     manifest.write_text(json.dumps(described))
-    assert data_to_be_made(recipe, Path("results")) == set()
+    assert data_to_be_made(recipe, RESULTS) == set()
     text = record.read_text()
     record.write_text(text.replace("538e685f", "638e685f"))
-    assert data_to_be_made(recipe, Path("results")) == {"rlvr"}
+    assert data_to_be_made(recipe, RESULTS) == {"rlvr"}
     record.unlink()
-    assert data_to_be_made(recipe, Path("results")) == set()  # nobody asks for a source whose splits are there
+    assert data_to_be_made(recipe, RESULTS) == set()  # nobody asks for a source whose splits are there
     record.write_text(text)
     manifest.unlink()
-    assert data_to_be_made(recipe, Path("results")) == {"rlvr"}
+    assert data_to_be_made(recipe, RESULTS) == {"rlvr"}
 
 
 def test_a_new_blend_leaves_those_of_a_pinned_source_as_they_are(tree):
-    write_settings(edited(), Path("results"))
+    write_settings(edited(), RESULTS)
     new = "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"
-    assert data_to_be_made(edited("blends:\n", new), Path("results")) == {"more"}
+    assert data_to_be_made(edited("blends:\n", new), RESULTS) == {"more"}
 
 
 def test_nothing_made_yet_is_all_to_be_made(tmp_path):
@@ -167,6 +162,6 @@ def test_a_verdict_on_other_criteria_than_the_recipes_contradicts_them(tree, cha
     record = json.loads(path.read_text())
     record["criteria"][1] |= change
     path.write_text(json.dumps(record))
-    assert settings_files(edited(), Path("results"))[Path("results/settings/gate/rlvr.json")].is_contradicted() == (
+    assert settings_files(edited(), RESULTS)[Path("results/settings/gate/rlvr.json")].is_contradicted() == (
         is_contradicted
     )
