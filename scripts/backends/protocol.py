@@ -113,7 +113,7 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The place of a training: a Slurm job (None: this machine) and the site."""
+    """The place of a training: a Slurm job, of a site with a slurm section (None: this machine), and the site."""
 
     job: Job | None = None
     site: Site | None = None

@@ -23,11 +23,8 @@ def status_text(project: Project) -> str:
 
 
 def _row(status: StageStatus, site: Site) -> list[str]:
-    at = (
-        ""
-        if status.state in ("new", "waiting", "stale", "damaged")
-        else f"{status.step}/{'?' if status.planned is None else status.planned}"
-    )
+    planned = "?" if status.planned is None else status.planned
+    at = "" if status.state in ("new", "waiting", "stale", "damaged") else f"{status.step}/{planned}"
     slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
     left = "" if status.left is None else duration(status.left)
     return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, status.note]

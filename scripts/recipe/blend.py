@@ -25,7 +25,7 @@ class Benchmark(Files):
     name: Name = Field(description="Its name in the counts.")
     columns: list[Text] = Field(min_length=1, description="Columns of text; of several, the mean overlap counts.")
     ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
-    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    overlap: float = Field(0.5, ge=0, lt=1)
     """Leave out a row when more than this share of an instance's words stand in shared n-grams."""
 
 

@@ -1,6 +1,6 @@
 """Settings of the NeMo-Gym servers that reward a stage's rows."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -20,9 +20,10 @@ class Gym(Strict):
     """NeMo-Gym's resources servers, which reward the rows of their agents in place of the verifiers here."""
 
     version: matching(r"^\d+(\.\w+)+$") = Field(description="Of nemo-gym.")
-    servers: Annotated[list[ServerName], Field(min_length=1)] = Field(
+    servers: list[ServerName] = Field(
+        min_length=1,
         description="By YAML file: mcqa is resources_servers/mcqa/configs/mcqa.yaml, or the folder's only file; "
-        "math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml."
+        "math_with_judge/dapo17k is resources_servers/math_with_judge/configs/dapo17k.yaml.",
     )
     settings: dict[ServerName, dict[str, Any]] = Field({})
     """Settings in place of a server's YAML, by server."""

@@ -1,6 +1,6 @@
 """Settings of the reward probe."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -21,7 +21,7 @@ class Probe(Strict):
 
     rows: PositiveInt = 8
     """Rows of each environment to make answers from."""
-    tolerated_share: Annotated[float, Field(ge=0, lt=1)] = 0.25
+    tolerated_share: float = Field(0.25, ge=0, lt=1)
     """Share of rows in which an empty answer, the prompt or another row's answer may pay as well."""
     action: Literal["stop", "warn"] = "stop"
     """What a reward that cannot be trained on leads to."""

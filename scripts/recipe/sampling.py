@@ -17,7 +17,7 @@ class Sampling(Strict):
     gone: ClassVar = {"stop_strings": "leave it out; stop_token_ids ends responses at tokens"}
 
     temperature: PositiveFloat = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
     top_k: PositiveInt | None = None
     """Sample among so many likeliest tokens; none: all."""
     min_p: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -1,7 +1,7 @@
 """Typed model of a site: settings of a machine or cluster. Changes no weight."""
 
 from ipaddress import IPv4Network, IPv6Network
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -154,8 +154,7 @@ class Site(Strict):
 
     def resources_of(self, name: str, stage: StageSettings) -> Resources:
         """Return a stage's resources here: the site's over the recipe's, within the cluster's time limit."""
-        own: dict[str, Any] = self.stages[name].model_dump(exclude_none=True) if name in self.stages else {}
-        resources = stage.resources.model_copy(update=own)
+        own = self.stages.get(name, StageResources()).model_dump(exclude_none=True)
         if self.slurm is not None and self.slurm.max_runtime is not None:
-            return resources.model_copy(update={"runtime": min(resources.runtime, self.slurm.max_runtime)})
-        return resources
+            own["runtime"] = min(own.get("runtime", stage.resources.runtime), self.slurm.max_runtime)
+        return stage.resources.model_copy(update=own)

@@ -118,7 +118,7 @@ def _attempt(
     backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
     allocated, site = attempt.allocation.job, attempt.allocation.site
     nodes = len(allocated.nodes) if allocated else 1
-    gpus = nodes * site.slurm.gpus_per_node if allocated and site and site.slurm else 0
+    gpus = nodes * site.slurm.gpus_per_node if allocated else 0
     job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, nodes)
     begin_attempt(run, job.start, attempt.call, nodes, gpus, code_revision(), backend.image_of(stage, site))
     try:
@@ -142,7 +142,7 @@ def _attempt(
 def requeue(run: Path, attempt: Attempt) -> None:
     """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
     job, site = attempt.allocation.job, attempt.allocation.site
-    if job is None or site is None or site.slurm is None or not (job.requeues and site.slurm.requeue):
+    if job is None or not (job.requeues and site.slurm.requeue):
         return
     if without_progress(run, attempt.call, newest_step(run)):
         return

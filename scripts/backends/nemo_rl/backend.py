@@ -49,7 +49,7 @@ class NemoRl(Backend):
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Start the driver in the Slurm job and watch to the end."""
-        if allocation.job is None or allocation.site is None or allocation.site.slurm is None:
+        if allocation.job is None:
             raise UserError(
                 f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
                 "section"

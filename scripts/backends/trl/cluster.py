@@ -99,7 +99,7 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
     a node holds one Ray cluster of a user at a time.
     """
     slurm_job, site = allocation.job, allocation.site
-    if slurm_job is None or site is None or site.slurm is None:
+    if slurm_job is None:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
     again = f"-{slurm_job.restarts + 1}" if slurm_job.restarts else ""
     logs = (job.stage_directory / "logs" / f"ray-{slurm_job.id}{again}").absolute()

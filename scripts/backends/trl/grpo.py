@@ -85,7 +85,7 @@ class Grpo(Strict):
     """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
 
     num_prompts_per_step: PositiveInt
-    num_generations_per_prompt: Annotated[int, Field(ge=2)]
+    num_generations_per_prompt: int = Field(ge=2)
     max_num_steps: PositiveInt
     overlong_filtering: bool = Field(False, description="Take no gradient from responses cut at max_new_tokens.")
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")

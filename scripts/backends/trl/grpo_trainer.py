@@ -40,9 +40,6 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_for_tools(start["processing_class"])
         factories[ONE_MESSAGE] = OneMessage
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    by_vllm = job.config.samples_by_vllm
-    if by_vllm:
-        prepare_engine()
     trainer = MeasuringTrainer(
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
         args=_arguments(job),
@@ -53,7 +50,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
-    if not by_vllm:
+    if not job.config.samples_by_vllm:
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
     else:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
@@ -141,15 +138,10 @@ ENGINE_SETTINGS = {
 }
 
 
-def prepare_engine() -> None:
-    """Set vLLM's variables, unless the site sets them, and log its errors alone."""
-    for name, value in ENGINE_SETTINGS.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-
-
 def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Return TRL's options for rollouts by vLLM."""
+    """Return TRL's options for rollouts by vLLM; set vLLM's variables, unless the site does, and log errors alone."""
+    os.environ.update(ENGINE_SETTINGS | os.environ)
+    logging.getLogger("vllm").setLevel(logging.ERROR)
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
     loss = config.loss_fn
     mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"

@@ -1,6 +1,6 @@
 """Settings of a policy, for every algorithm of backend `trl`: optimizer, adapters, precision, placement."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -31,7 +31,7 @@ class Lora(Strict):
 
     dim: PositiveInt = Field(8, description="Rank.")
     alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: float = Field(0.0, ge=0, lt=1)
     target_modules: list[str] = Field([], description="Names of the linear layers; none: all but the output layer.")
     exclude_modules: list[str] = Field([])
     target_parameters: list[str] = Field([])

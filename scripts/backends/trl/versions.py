@@ -5,6 +5,7 @@ Imports the standard library alone, so that any Python can be asked.
 
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from scripts.errors import UserError, run_program
@@ -43,10 +44,8 @@ def problem_of(python: str, release: dict[str, str]) -> str | None:
 
 def _installed(package: str) -> str | None:
     for name in NAMES.get(package, (package,)):
-        try:
+        with suppress(PackageNotFoundError):
             return version(name).split("+")[0]
-        except PackageNotFoundError:
-            continue
     return None
 
 
