@@ -32,6 +32,19 @@ def export_pretrained(model: PretrainedModel, directory: Path) -> None:
     export_pretrained(model, directory)
 
 
+@pytest.fixture
+def copied(tmp_path, folder):
+    """A copy of the model with other settings in one of its files."""
+
+    def copy(file: str = "config.json", **settings) -> Path:
+        path = shutil.copytree(folder, tmp_path / "copy") / file
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(known | settings))
+        return path.parent
+
+    return copy
+
+
 def exported(folder: Path, results: Path, **says) -> dict:
     """The record of the export of a folder."""
     export_pretrained(PretrainedModel(name=str(folder), **says), results / "model/hf")
@@ -48,21 +61,18 @@ def test_a_model_of_any_architecture_becomes_an_export(tmp_path, architecture):
     assert (model / "model.safetensors").samefile(tmp_path / "model/model.safetensors")
 
 
-def test_the_content_is_what_it_is_known_by_and_not_the_path(tmp_path, folder):
+def test_the_content_is_what_it_is_known_by_and_not_the_path(tmp_path, folder, copied):
     shutil.copytree(folder, tmp_path / "moved")
     first, moved = exported(folder, tmp_path / "a"), exported(tmp_path / "moved", tmp_path / "b")
     assert first["content"] == moved["content"]
-    config = json.loads((tmp_path / "moved/config.json").read_text())
-    (tmp_path / "moved/config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
-    assert exported(tmp_path / "moved", tmp_path / "c")["content"] != first["content"]
+    assert exported(copied(rms_norm_eps=1e-5), tmp_path / "c")["content"] != first["content"]
 
 
 def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into_the_folder(tmp_path, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    (tmp_path / "template.jinja").write_text(
-        "{% for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}"
-    )
-    record = exported(folder, tmp_path, pad_token="<|reserved|>", chat_template=str(tmp_path / "template.jinja"))
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message['content'] }}<|im_end|>{% endfor %}")
+    record = exported(folder, tmp_path, pad_token="<|reserved|>", chat_template=str(template))
     model = tmp_path / "model/hf/model"
     assert json.loads((model / "tokenizer_config.json").read_text())["pad_token"] == "<|reserved|>"  # noqa: S105
     assert json.loads((model / "generation_config.json").read_text())["pad_token_id"] is not None
@@ -90,33 +100,27 @@ def test_a_model_that_is_not_whole_or_not_there_is_refused(tmp_path, folder):
         export_pretrained(PretrainedModel(name="not a name"), tmp_path / "hf")
 
 
-def test_end_tokens_on_which_tokenizer_and_generation_settings_do_not_agree_are_refused_until_the_recipe_says_one(
-    tmp_path, folder
+def test_end_tokens_on_which_tokenizer_and_generation_settings_disagree_are_refused_until_the_recipe_says_one(
+    tmp_path, copied
 ):
-    generation = {"eos_token_id": [0], "pad_token_id": 0}
-    shutil.copytree(folder, tmp_path / "odd")
-    (tmp_path / "odd/generation_config.json").write_text(json.dumps(generation))
+    odd = copied("generation_config.json", eos_token_id=[0], pad_token_id=0)
     with pytest.raises(UserError, match=r"eos token is '<\|im_end\|>', but .* ends with \['<\|endoftext\|>'\]"):
-        exported(tmp_path / "odd", tmp_path)
-    exported(tmp_path / "odd", tmp_path, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+        exported(odd, tmp_path)
+    exported(odd, tmp_path, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     settled = json.loads((tmp_path / "model/hf/model/generation_config.json").read_text())
-    assert settled["pad_token_id"] == 0 and settled["eos_token_id"] in (2, [2, *generation["eos_token_id"]])
+    assert settled["pad_token_id"] == 0 and settled["eos_token_id"] in (2, [2, 0])
 
 
-def test_two_different_chat_templates_are_refused(tmp_path, folder):
-    shutil.copytree(folder, tmp_path / "two")
-    beside = tmp_path / "two/tokenizer_config.json"
-    beside.write_text(json.dumps(json.loads(beside.read_text()) | {"chat_template": "{{ messages }}"}))
+def test_two_different_chat_templates_are_refused(tmp_path, copied):
+    two = copied("tokenizer_config.json", chat_template="{{ messages }}")
     with pytest.raises(UserError, match=r"chat_template.jinja and tokenizer_config.json hold different chat templates"):
-        exported(tmp_path / "two", tmp_path)
+        exported(two, tmp_path)
 
 
 @cases("pretrained.not_trained", "config", "message")
-def test_what_is_not_trained_is_one_message(tmp_path, folder, config, message):
-    shutil.copytree(folder, tmp_path / "other")
-    (tmp_path / "other/config.json").write_text(json.dumps(json.loads((folder / "config.json").read_text()) | config))
+def test_what_is_not_trained_is_one_message(tmp_path, copied, config, message):
     with pytest.raises(UserError, match=f"model.name: .*: {message}"):
-        exported(tmp_path / "other", tmp_path)
+        exported(copied(**config), tmp_path)
 
 
 @cases("pretrained.formats", "files", "message")
@@ -152,13 +156,8 @@ def files(tmp_path_factory) -> dict[str, bytes]:
     """A repository's files: a model in shards, and what else such repositories hold."""
     path = tmp_path_factory.mktemp("sharded")
     save_pretrained("llama", path, max_shard_size="40KB")
-    others = {
-        "README.md": b"#",
-        "original/consolidated.00.pth": b"x",
-        "model.gguf": b"x",
-        "consolidated.safetensors": b"x",
-    }
-    return {file.name: file.read_bytes() for file in path.iterdir()} | others
+    others = ("README.md", "original/consolidated.00.pth", "model.gguf", "consolidated.safetensors")
+    return {file.name: file.read_bytes() for file in path.iterdir()} | dict.fromkeys(others, b"x")
 
 
 def test_of_a_repository_only_the_model_is_fetched_at_the_branchs_commit(served, files, tmp_path):  # noqa: F811

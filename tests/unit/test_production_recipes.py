@@ -192,11 +192,8 @@ def test_the_published_blends_come_from_the_hub_and_what_the_loaders_hold_out_is
     assert nano["rlvr"].source.repository == "nvidia/Nemotron-3-Nano-RL-Training-Blend"
     assert nano["rlvr"].published_files("rlvr") == {"rlvr.jsonl": "train.jsonl"}
     assert (nano["rlhf"].source, nano["dpo"].source) == (None, None), "nobody has published them"
-    assert {name: blend.source and blend.source.repository for name, blend in omni.items()} == {
-        "mpo": "OpenGVLab/MMPR",
-        "text": None,
-        "vision": "OpenGVLab/MMPR-Tiny",
-    }
+    published = {name: blend.source and blend.source.repository for name, blend in omni.items()}
+    assert published == {"mpo": "OpenGVLab/MMPR", "text": None, "vision": "OpenGVLab/MMPR-Tiny"}
     assert recipe_of("omni3").source == nano["rlvr"].source
     assert (omni["mpo"].format, omni["text"].format, omni["vision"].format) == ("mmpr", "jsonl", "mmpr_tiny")
     assert {name: blend.holdout for name, blend in omni.items()} == {"mpo": 2000, "text": 1000, "vision": 500}

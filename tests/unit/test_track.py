@@ -80,17 +80,10 @@ def test_a_stage_is_a_run_of_its_identity_with_its_config(tracked, chain):
 
 
 def test_splits_and_the_parents_checkpoint_go_in_and_the_checkpoint_comes_out_all_by_reference(tracked, chain):
-    artifacts = {
-        record.artifact.name: record.artifact
-        for record in tracked.records
-        if record.WhichOneof("record_type") == "artifact"
-    }
+    found = [record.artifact for record in tracked.records if record.WhichOneof("record_type") == "artifact"]
+    artifacts = {artifact.name: artifact for artifact in found}
     goes_in = {name: artifact.use_after_commit for name, artifact in artifacts.items()}
-    assert goes_in == {
-        "ModelArtifact-sft": True,
-        "DataBlendsArtifact-rlvr1": True,
-        "ModelArtifact-rlvr1": False,
-    }
+    assert goes_in == {"ModelArtifact-sft": True, "DataBlendsArtifact-rlvr1": True, "ModelArtifact-rlvr1": False}
     for artifact in artifacts.values():
         assert artifact.manifest.contents
         for entry in artifact.manifest.contents:
