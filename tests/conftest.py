@@ -1,5 +1,6 @@
 """What the tests share: rows as files, and a copy of the repository in which Snakemake really runs."""
 
+import copy
 import json
 import os
 import re
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from xdist.scheduler import LoadScopeScheduling
 
 from scripts.errors import UserError
+from scripts.files import read_json
 
 # The trainings of two test processes share the cores: a thread that waits for another's is to leave its core meanwhile.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -68,14 +71,23 @@ class Workflow:
         self.root = root
         for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers", "demo"):
             source = ROOT / part
-            copy = shutil.copytree if source.is_dir() else shutil.copy
-            copy(source, root / part)
+            (shutil.copytree if source.is_dir() else shutil.copy)(source, root / part)
         shutil.copy(SHORT, root / "config/recipes/short.yaml")
-        (root / "config/config.yaml").write_text(
-            "recipe: config/recipes/short.yaml\nsite: config/sites/laptop.yaml\nrun: short\n"
-        )
-        self.results = root / "results/short"
+        self.configure()
         self.environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+    def configure(self, recipe: str = "short", site: str = "laptop", run: str = "", **more: str) -> None:
+        """Write config.yaml; a run without a name has that of its recipe."""
+        told = {"recipe": f"config/recipes/{recipe}.yaml", "site": f"config/sites/{site}.yaml", "run": run or recipe}
+        (self.root / "config/config.yaml").write_text(yaml.safe_dump(told | more))
+        self.results = self.root / "results" / (run or recipe)
+
+    def copied_to(self, root: Path) -> "Workflow":
+        """A copy of the tree, at another path."""
+        shutil.copytree(self.root, root, dirs_exist_ok=True, symlinks=True)
+        workflow = copy.copy(self)
+        workflow.root, workflow.results = root, root / self.results.relative_to(self.root)
+        return workflow
 
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
         """Run a command in the tree; its output, both streams together, is in `stdout`."""
@@ -90,6 +102,17 @@ class Workflow:
         )
         assert not check or done.returncode == 0, done.stdout
         return done
+
+    def begin(self, *command: str | Path) -> subprocess.Popen:
+        """Start a command in the background; its output is added to what `said` returns."""
+        with (self.root / "begun.log").open("a") as log:
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            return subprocess.Popen(command, cwd=self.root, env=self.environment, **options)
+
+    def said(self) -> str:
+        """What the commands in the background have printed."""
+        log = self.root / "begun.log"
+        return log.read_text() if log.exists() else ""
 
     def snakemake(self, *arguments: str, check: bool = True) -> str:
         """Run Snakemake in the tree; what it printed."""
@@ -106,26 +129,25 @@ class Workflow:
         """The stages that a dry run would train."""
         return self.planned_jobs(*arguments)["train"]
 
-    def edit(self, old: str, new: str) -> None:
-        """Replace a piece of the recipe."""
-        recipe = self.root / "config/recipes/short.yaml"
-        text = recipe.read_text()
+    def edit(self, old: str, new: str, file: str = "config/recipes/short.yaml") -> None:
+        """Replace a piece of the recipe, or of another file."""
+        path = self.root / file
+        text = path.read_text()
         assert old in text
-        recipe.write_text(text.replace(old, new, 1))
+        path.write_text(text.replace(old, new, 1))
 
     def untrained(self, stage: str) -> Path:
         """A copy of the results, beside them, in which of one stage nothing but its config is there."""
-        copy = self.results.with_name("hand")  # links into the store lead there from its place
-        shutil.copytree(self.results, copy, symlinks=True)
-        shutil.rmtree(copy / stage)
-        (copy / stage).mkdir()
-        shutil.copy(self.results / stage / "config.yaml", copy / stage)
-        return copy
+        copied = self.results.with_name("hand")  # links into the store lead there from its place
+        shutil.copytree(self.results, copied, symlinks=True)
+        shutil.rmtree(copied / stage)
+        (copied / stage).mkdir()
+        shutil.copy(self.results / stage / "config.yaml", copied / stage)
+        return copied
 
     def content(self, stage: str) -> str:
         """The hash of a stage's published weights."""
-        record = json.loads((self.results / stage / "ckpt/record.json").read_text())
-        return record["files"]["model.safetensors"]["sha256"]
+        return read_json(self.results / stage / "ckpt/record.json")["files"]["model.safetensors"]["sha256"]
 
 
 @pytest.fixture
@@ -145,10 +167,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def copied(finished, tmp_path):
     """A copy of the finished tree, at another path."""
-    shutil.copytree(finished.root, tmp_path, dirs_exist_ok=True, symlinks=True)
-    workflow = object.__new__(Workflow)
-    workflow.__dict__.update(finished.__dict__, root=tmp_path, results=tmp_path / "results/short")
-    return workflow
+    return finished.copied_to(tmp_path)
 
 
 @pytest.fixture(scope="module")

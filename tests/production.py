@@ -14,9 +14,13 @@ from scripts.recipe.yaml_file import leaves, read_yaml
 from tests.conftest import ROOT
 
 PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
-CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL", "")
+CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}", "") for name in ("", "_PYTHON"))
 needs_checkouts = pytest.mark.skipif(
     not CHECKOUTS, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"
+)
+needs_nemo_rl = pytest.mark.skipif(
+    not (CHECKOUTS and PYTHON),
+    reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts, or STAGECOACH_NEMO_RL_PYTHON no Python for a CPU",
 )
 
 

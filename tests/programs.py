@@ -1,11 +1,14 @@
-"""A program of ours run inside the test's own process, which spares the second that a Python needs to start."""
+"""A program of ours run inside the test's own process, which spares the second that a Python needs to start; and waiting."""
 
 import contextlib
 import io
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
+from typing import Any
 from unittest.mock import patch
 
 from scripts.errors import run_program
@@ -32,3 +35,12 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess:
                 print(status, file=err)
                 status = 1
     return subprocess.CompletedProcess([module, *words], status, out.getvalue(), err.getvalue())
+
+
+def until(condition: Callable[[], Any], seconds: float = 60, told: Callable[[], str] = str) -> Any:
+    """Wait for a condition; what it returned. AssertionError, with what is `told` then: it did not come in time."""
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s; {told()}"
+        time.sleep(0.02)
+    return result

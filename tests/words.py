@@ -12,26 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LIMIT = 5.5
 PRO_WORDS = frozenset(
-    [
-        "what",
-        "that",
-        "which",
-        "it",
-        "its",
-        "one",
-        "those",
-        "them",
-        "these",
-        "such",
-        "other",
-        "others",
-        "whose",
-        "this",
-        "they",
-        "each",
-        "itself",
-        "own",
-    ]
+    re.findall(r"\w+", "what that which it its one those them these such other others whose this they each itself own")
 )
 SECTION = re.compile(r"\n\s*(?:Args|Returns|Parameters|Examples?|Raises):")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "config/README.md")

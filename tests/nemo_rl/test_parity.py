@@ -20,10 +20,10 @@ from scripts.stage.rundir import newest_checkpoint
 from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
+from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 from tests.stages import checkpoint_record
 
 RELEASE = "v0.7.0"
-CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_PARITY_REPORT")
 BATCHES = 5
 SCHEDULES = {
@@ -45,10 +45,7 @@ PAIRS = [
     if name != ("weights not taken" if kind in ("dpo", "sft") else "killed in a save of the second epoch and resumed")
 ]
 
-pytestmark = pytest.mark.skipif(
-    not (CHECKOUTS and PYTHON),
-    reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts, or STAGECOACH_NEMO_RL_PYTHON no Python for a CPU",
-)
+pytestmark = needs_nemo_rl
 
 
 @pytest.fixture(scope="module")

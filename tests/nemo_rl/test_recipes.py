@@ -1,19 +1,14 @@
 """Every recipe through its release's own loader and typed config, in a Python that imports the release."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks.recipes import on_release, resolve
 from scripts.backends.nemo_rl.releases import load_releases
+from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 
-CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
-
-pytestmark = pytest.mark.skipif(
-    not (CHECKOUTS and PYTHON),
-    reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts, or STAGECOACH_NEMO_RL_PYTHON no Python for a CPU",
-)
+pytestmark = needs_nemo_rl
 
 
 @pytest.mark.parametrize("release", load_releases())

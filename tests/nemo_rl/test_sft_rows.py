@@ -20,8 +20,8 @@ from scripts.model.processor import load_processor, make_processor, make_tokeniz
 from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import render
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 
-CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 PROGRAM, LENGTH = Path(__file__).with_name("cpu") / "sft_rows.py", 1500
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a":1,"b":2}'}}
@@ -47,10 +47,7 @@ TOOLS = {
     "results": {"messages": [*said("1+2"), CALLED, RESULT, RESULT, *said("", "3")[1:]], "tools": [TOOL]},
 }
 
-pytestmark = pytest.mark.skipif(
-    not (CHECKOUTS and PYTHON),
-    reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts, or STAGECOACH_NEMO_RL_PYTHON no Python for a CPU",
-)
+pytestmark = needs_nemo_rl
 
 
 def rows_of(release, rows, stage, folder, tokenizer, config="sft.yaml"):

@@ -33,16 +33,8 @@ def pack(tree: Path, run: str, archive: Path) -> None:
         shutil.copy(tree / recipe, packed / recipe)
         for page in packed.rglob("*.html"):
             _rewrite(page, "a placeholder\n")
-        for attempts in packed.rglob("attempts.jsonl"):
-            lines = [json.loads(line) for line in attempts.read_text().splitlines()]
-            _rewrite(attempts, "".join(json.dumps(_without_host(line)) + "\n" for line in lines))
-        notes = [path for path in (tree / ".snakemake/metadata").rglob("*") if path.is_file()]
-        noted = {base64.urlsafe_b64decode(path.name).decode(): json.loads(path.read_text()) for path in notes}
-        kept = {
-            name: {key: note.get(key) for key in NOTED}
-            for name, note in sorted(noted.items())
-            if name.startswith(f"{results}/")
-        }
+        hide_hosts(packed)
+        kept = {name: note for name, note in notes_of(tree, *NOTED).items() if name.startswith(f"{results}/")}
         (packed / "snakemake.json").write_text(json.dumps(kept))
         with tarfile.open(archive, "w:xz") as file:
             for path in sorted(packed.iterdir()):
@@ -55,8 +47,19 @@ def _rewrite(path: Path, text: str) -> None:
     os.utime(path, (times.st_atime, times.st_mtime))
 
 
-def _without_host(line: dict) -> dict:
-    return line | {"host": "a-host", "pid": 1} if line["event"] == "begin" else line
+def hide_hosts(folder: Path) -> None:
+    """Replace hosts and processes in the attempts below a folder."""
+    for attempts in folder.rglob("attempts.jsonl"):
+        lines = [json.loads(line) for line in attempts.read_text().splitlines()]
+        hidden = [line | ({"host": "a-host", "pid": 1} if line["event"] == "begin" else {}) for line in lines]
+        _rewrite(attempts, "".join(json.dumps(line) + "\n" for line in hidden))
+
+
+def notes_of(tree: Path, *keys: str) -> dict[str, dict]:
+    """Return what Snakemake noted of each output, sorted by the output's name."""
+    paths = [path for path in (tree / ".snakemake/metadata").rglob("*") if path.is_file()]
+    noted = {base64.urlsafe_b64decode(path.name).decode(): json.loads(path.read_text()) for path in paths}
+    return {name: {key: note.get(key) for key in keys} for name, note in sorted(noted.items())}
 
 
 if __name__ == "__main__":

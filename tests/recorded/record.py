@@ -3,13 +3,12 @@
 What no record speaks of by its hash is left out or replaced, and what a resume alone needs is replaced but in KEPT.
 """
 
-import base64
-import json
 import shutil
 import sys
 from pathlib import Path
 
 from scripts.files import describe_files, read_json, write_json
+from tests.recorded.pack import hide_hosts, notes_of
 
 HERE = Path(__file__).parent
 RUN = "results/recorded"
@@ -25,20 +24,14 @@ def record(tree: Path) -> None:
     target = Path(shutil.copytree(tree / RUN, HERE / RUN, symlinks=True, ignore=ignored))
     for page in target.rglob("*.html"):
         page.write_text(PLACEHOLDER)
-    for attempts in target.rglob("attempts.jsonl"):
-        lines = [json.loads(line) for line in attempts.read_text().splitlines()]
-        attempts.write_text("".join(json.dumps(line | _without_host(line)) + "\n" for line in lines))
+    hide_hosts(target)
     for checkpoint in target.glob("*/run/checkpoints/*"):
         if not checkpoint.match(KEPT):
             _replace_training_state(checkpoint)
     for published in target.glob("*/ckpt/record.json"):
         files = read_json(published.parent / "weights/files.json")
         write_json(published, read_json(published) | {"files": files})
-    write_json(HERE / "snakemake.json", dict(sorted(map(_metadata, _records(tree)))))
-
-
-def _without_host(line: dict) -> dict:
-    return {"host": "a-host", "pid": 1} if line["event"] == "begin" else {}
+    write_json(HERE / "snakemake.json", notes_of(tree, "rule", "input", "params", "record_format_version"))
 
 
 def _replace_training_state(checkpoint: Path) -> None:
@@ -46,17 +39,6 @@ def _replace_training_state(checkpoint: Path) -> None:
         (checkpoint / name).write_text(PLACEHOLDER)
     (checkpoint / "files.json").unlink()
     write_json(checkpoint / "files.json", describe_files(checkpoint))
-
-
-def _records(tree: Path) -> list[Path]:
-    return [path for path in (tree / ".snakemake/metadata").rglob("*") if path.is_file()]
-
-
-def _metadata(path: Path) -> tuple[str, dict]:
-    """An output, and of what Snakemake noted beside it that which may make it stale."""
-    noted = json.loads(path.read_text())
-    output = base64.urlsafe_b64decode(path.name).decode()
-    return output, {key: noted[key] for key in ("rule", "input", "params", "record_format_version")}
 
 
 if __name__ == "__main__":

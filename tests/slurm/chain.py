@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -17,11 +16,11 @@ import yaml
 from scripts.stage.attempts import read_attempts
 from scripts.stage.rundir import checkpoints
 from tests.conftest import Workflow
+from tests.programs import until
 from tests.slurm.cluster import Cluster, ClusterError
 
 STAGE = "rlvr1"
 STEPS, SAVE_PERIOD = 80, 10
-SITE = "config/sites/test.yaml"
 ALIVE = ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED")
 
 
@@ -43,9 +42,10 @@ class Chain:
     """
 
     def __init__(self, base: Workflow, root: Path, cluster: Cluster, nodes: int, runtime: int = 60, **slurm: Any):
-        shutil.copytree(base.root, root, dirs_exist_ok=True, symlinks=True)
+        self.tree = base.copied_to(root)
+        self.tree.environment = cluster.environment
         self.root, self.cluster, self.nodes, self.runtime = root, cluster, nodes, runtime
-        self.directory = root / base.results.relative_to(base.root) / STAGE
+        self.directory = self.tree.results / STAGE
         self.run = self.directory / "run"
         site = {
             "name": "test",
@@ -60,8 +60,8 @@ class Chain:
             },
             "stages": {STAGE: {"nodes": nodes}},
         }
-        (root / SITE).write_text(yaml.safe_dump(site))
-        (root / "config/config.yaml").write_text(f"recipe: config/recipes/short.yaml\nsite: {SITE}\nrun: short\n")
+        (root / "config/sites/test.yaml").write_text(yaml.safe_dump(site))
+        self.tree.configure(site="test")
         self.calls: list[subprocess.Popen] = []
         self.at_once: list[str] = []
         self.struck = time.monotonic()
@@ -87,27 +87,10 @@ class Chain:
 
     def start(self) -> None:
         """Call Snakemake for the stage's checkpoint, as a person would, but with shorter waits."""
-        with self.output.open("a") as output:
-            self.calls.append(
-                subprocess.Popen(
-                    [
-                        *(
-                            "snakemake",
-                            "--profile",
-                            "profiles/slurm",
-                            str(self.directory.relative_to(self.root) / "ckpt"),
-                        ),
-                        *("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2"),
-                        *("--latency-wait", "5"),
-                    ],
-                    cwd=self.root,
-                    env=self.cluster.environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            )
+        ckpt = str(self.directory.relative_to(self.root) / "ckpt")
+        waits = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
+        command = ("snakemake", "--profile", "profiles/slurm", ckpt, *waits, "--latency-wait", "5")
+        self.calls.append(self.tree.begin(*command))
 
     def end(self, timeout: float = 900) -> int:
         """Wait for Snakemake to end by itself; its exit status."""
@@ -118,25 +101,15 @@ class Chain:
         self.calls[-1].send_signal(signal.SIGKILL)
         self.calls[-1].wait()
 
-    @property
-    def output(self) -> Path:
-        """Where every call's output goes."""
-        return self.root / "snakemake.txt"
-
     def said(self) -> str:
         """What the calls printed."""
-        return self.output.read_text() if self.output.exists() else ""
+        return self.tree.said()
 
     # What happens
 
     def until(self, condition: Callable[[], Any], seconds: float = 600) -> Any:
         """Wait for a condition; what it returned."""
-        deadline = time.monotonic() + seconds
-        while not (result := condition()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {seconds} s; Snakemake said last: {self.said()[-500:]}")
-            time.sleep(0.05)
-        return result
+        return until(condition, seconds, lambda: f"Snakemake said last: {self.said()[-500:]}")
 
     def steps(self) -> list[int]:
         """The steps in the order in which they were logged."""

@@ -12,7 +12,6 @@ from tests.slurm.chain import SAVE_PERIOD, Chain
 from tests.slurm.cluster import Cluster, ClusterError
 
 MIDDLE = 4 * SAVE_PERIOD + SAVE_PERIOD // 2
-FAULTS: dict[str, "Fault"] = {}
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,6 @@ class Outcome:
     calls: int
     read: list[str]
     problems: list[str]
-
-
-def fault(what: str, *reads: str, **options: Any) -> Callable[[Callable[[Chain], None]], Callable[[Chain], None]]:
-    """Enter a function that causes a fault into the list."""
-
-    def enter(act: Callable[[Chain], None]) -> Callable[[Chain], None]:
-        name = act.__name__.replace("_", "-")
-        FAULTS[name] = Fault(name, what, act, reads=reads, **options)
-        return act
-
-    return enter
 
 
 def at_each_step(chain: Chain, python: str) -> Callable[[], None]:

@@ -9,7 +9,6 @@ STAND_IN = Path(__file__).with_name("nemo_rl_stand_in")
 CONFIG = Path("examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml")
 OLD_CONFIG = Path("examples/configs/super/stage1_rlvr.yaml")  # where super-v3 has it
 CONVERTERS = Path("examples/converters")
-ELSEWHERE = {"v0.7.0": ["super"], "main": ["super"], "super-v3": ["gpu"]}  # converters of other releases
 SUBMODULES = (
     "3rdparty/Gym-workspace/Gym",
     "3rdparty/Megatron-Bridge-workspace/Megatron-Bridge/3rdparty/Megatron-LM",
@@ -18,20 +17,19 @@ REAL = "STAGECOACH_NEMO_RL"
 
 
 def make_checkout(directory: Path, release: str = "v0.7.0", ray_sub: Path | None = None) -> Path:
-    """Make a git repository of one commit in `directory`, which must not exist; KeyError for a release that is unknown.
+    """Make a git repository of one commit in `directory`, which must not exist.
 
     `ray_sub` replaces its ray.sub; so does that of the release below the folder that STAGECOACH_NEMO_RL names. The
     real one asks for Ray's dashboard, so the packages of ray[default] must be in PYTHONPATH.
     """
-    absent = ELSEWHERE[release]
     shutil.copytree(STAND_IN, directory, ignore=shutil.ignore_patterns("__pycache__"))
     (directory / "RELEASE").write_text(f"{release}\n")
     (directory / ".gitignore").write_text("__pycache__/\n/results/\n/logs/\n*-logs/\n*.out\n")
-    for name in absent:
-        (directory / CONVERTERS / f"convert_megatron_to_hf_{name}.py").unlink()
     if release == "super-v3":
         (directory / OLD_CONFIG).parent.mkdir(parents=True)
         (directory / CONFIG).rename(directory / OLD_CONFIG)
+        converter = directory / CONVERTERS / "convert_megatron_to_hf_gpu.py"
+        converter.rename(converter.with_name("convert_megatron_to_hf_super.py"))
     for submodule in SUBMODULES:
         (directory / submodule).mkdir(parents=True)
         (directory / submodule / "README.md").write_text("A stand-in for a submodule.\n")

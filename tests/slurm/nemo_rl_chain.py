@@ -17,13 +17,12 @@ from scripts.stage.attempts import read_attempts
 from scripts.stage.progress import read_log
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
-from tests.slurm.nemo_rl import CONFIG, make_checkout
+from tests.slurm.nemo_rl import make_checkout
 
 QUICK = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
-STEPS, SAVE_PERIOD, PROMPTS = 6, 2, 4
+RECIPE, SITE = (Path(__file__).with_name(name) for name in ("double.yaml", "double_site.yaml"))
+STEPS, PROMPTS = 6, 4
 AGENTS = ("reasoning_gym_simple_agent", "ns_tools_simple_agent")
-SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-TRL = {"max_total_sequence_length": 64, "train_global_batch_size": 4, "optimizer": {"lr": 1e-3}}
 
 
 class NemoRlChain(Workflow):
@@ -32,8 +31,7 @@ class NemoRlChain(Workflow):
     def __init__(self, root: Path, cluster: Cluster) -> None:
         super().__init__(root)
         self.environment = cluster.environment
-        self.cluster, self.results = cluster, root / "results/double"
-        self.checkout = make_checkout(root / "checkout")
+        self.cluster, self.checkout = cluster, make_checkout(root / "checkout")
         head = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=self.checkout, capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -46,19 +44,16 @@ class NemoRlChain(Workflow):
         self._write_inputs()
         self.write_recipe(root / "config/recipes/double.yaml")
         self.write_site()
-        (root / "config/config.yaml").write_text(
-            "recipe: config/recipes/double.yaml\nsite: config/sites/double.yaml\nrun: double\n"
-        )
+        self.configure("double", "double")
 
     def _write_inputs(self) -> None:
+        answered = {"answer": "1", "metadata": {"source_dataset": "tasks"}}
         rows = [
             {
                 "agent_ref": {"type": "responses_api_agents", "name": AGENTS[number % 2]},
                 "responses_create_params": {"input": f"task {number}"},
                 "question": f"task {number}",
-                **(
-                    {"expected_answer": "1"} if number % 2 else {"answer": "1", "metadata": {"source_dataset": "tasks"}}
-                ),
+                **({"expected_answer": "1"} if number % 2 else answered),
             }
             for number in range(PROMPTS * (STEPS + 2) + 3)
         ]
@@ -81,81 +76,15 @@ class NemoRlChain(Workflow):
 
     def write_recipe(self, path: Path, **changes: Any) -> None:
         """A recipe; `changes` to what NeMo-RL's stages share."""
-        shared = {
-            "backend": "nemo_rl",
-            "reward": "verifier",
-            "config": str(CONFIG),
-            "cluster": {"num_nodes": 2, "generation_nodes": 1},
-            "grpo": {
-                "num_prompts_per_step": PROMPTS,
-                "num_generations_per_prompt": 4,
-                "async_grpo": {"enabled": True},
-            },
-            "policy": {
-                "train_global_batch_size": 16,
-                "max_total_sequence_length": 512,
-                "megatron_cfg": {
-                    "tensor_model_parallel_size": 4,
-                    "context_parallel_size": 1,
-                    "expert_model_parallel_size": 8,
-                },
-            },
-            "checkpointing": {"save_period": SAVE_PERIOD, "keep_last_k": 3},
-            "resources": {"runtime": 60, "mem_mb": 0},
-            "sandbox": True,
-        } | changes
-        stages = {
-            "sft": {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}, "policy": TRL},
-            "rlvr1": {"algorithm": "grpo", "blend": "rlvr1", "parent": "sft"},
-            "tuned": {
-                "algorithm": "sft",
-                "backend": "nemo_rl",
-                "blend": "sft",
-                "parent": "rlvr1",
-                "config": "examples/configs/sft.yaml",
-                "entry": "examples/run_sft.py",
-                "cluster": {"num_nodes": 1},
-                "policy": {"max_total_sequence_length": 64, "train_global_batch_size": 8},
-                "sft": {"val_global_batch_size": 8},
-                "max_num_steps": 2,
-            },
-            "dpo": {"algorithm": "dpo", "blend": "dpo", "parent": "rlvr1", "dpo": {"max_num_steps": 2}, "policy": TRL},
-        }
-        kinds = {"sft": "demonstrations", "rlvr1": "prompts", "dpo": "preferences"}
-        recipe = {
-            "name": "double",
-            "release": "v0.7.0",
-            "model": dict(zip(SIZES, (16, 32, 1, 2, 1), strict=True)),
-            "source": {"kind": "folder", "path": str(self.root / "source")},
-            "blends": {name: {"kind": kind, "holdout": 3} for name, kind in kinds.items()},
-            "defaults": {"grpo": shared},
-            "stages": stages,
-        }
+        recipe = yaml.safe_load(RECIPE.read_text())
+        recipe["source"]["path"] = str(self.root / "source")
+        recipe["defaults"]["grpo"] |= changes
         path.write_text(yaml.safe_dump(recipe))
 
     def write_site(self, **nemo_rl: Any) -> None:
         """The site; `nemo_rl` to its section on NeMo-RL."""
-        site = {
-            "name": "double",
-            "threads": 1,
-            "slurm": {
-                "partition": "batch",
-                "margin": 10,
-                "cpus_per_node": 4,
-                "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
-            },
-            "mounts": [f"{self.root}:{self.root}"],
-            "environment": {"NEMO_RL_VENV_DIR": str(self.root / "venvs")},
-            "nemo_rl": {
-                "checkouts": {"v0.7.0": str(self.checkout)},
-                "images": {"train": str(self.root / "train.sqsh"), "sandbox": str(self.root / "sandbox.sqsh")},
-                "cache": str(self.root / "cache"),
-                "startup_seconds": 20,
-                "save_seconds": 2,
-                "stall_seconds": 150,
-            }
-            | nemo_rl,
-        }
+        site = yaml.safe_load(SITE.read_text().replace("ROOT", str(self.root)))
+        site["nemo_rl"] |= nemo_rl
         (self.root / "config/sites/double.yaml").write_text(yaml.safe_dump(site))
 
     def train(self, *targets: str, check: bool = True) -> str:
@@ -170,15 +99,9 @@ class NemoRlChain(Workflow):
         directory, recipe = self.results.with_name(name) / "rlvr1", self.root / f"config/recipes/{name}.yaml"
         if fresh:
             self.write_recipe(recipe, overrides=list(overrides))
-            told = ("--config", f"recipe={recipe.relative_to(self.root)}", f"run={name}")
-            self.snakemake(
-                "--profile",
-                "profiles/slurm",
-                *told,
-                "--dry-run",
-                "--",
-                str(directory.relative_to(self.root) / "preflight.json"),
-            )
+            told = ("--config", f"recipe={recipe.relative_to(self.root)}", f"run={name}", "--dry-run", "--")
+            preflight = str(directory.relative_to(self.root) / "preflight.json")
+            self.snakemake("--profile", "profiles/slurm", *told, preflight)
             shutil.rmtree(directory.with_name("sft"))
             os.utime(self.results / "sft/config.yaml", (0, 0))  # older than what was made of it, whoever read it since
             for made in ("data", "sft"):

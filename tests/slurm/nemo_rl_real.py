@@ -12,16 +12,13 @@ from tests.conftest import Workflow
 from tests.nemo_rl.loops import CPU, LEFT_OUT, rows_of, write_gym, write_model
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import commit
-from tests.slurm.nemo_rl_chain import TRL, NemoRlChain
+from tests.slurm.nemo_rl_chain import RECIPE, NemoRlChain
 
 RELEASE = "v0.7.0"
 ENTRY = "on_cpu/run_grpo_nemo_gym.py"
 PROMPTS, RESPONSES, BATCHES, HOLDOUT = 2, 4, 16, 2
-SERVERS = (
-    "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml",
-    "resources_servers/math_with_judge/configs/math_with_judge.yaml",
-)
-STEP = {"STAGECOACH_STEP_SECONDS": "2.5"}
+CUT = Path(__file__).with_name("real.yaml")
+TRL = yaml.safe_load(RECIPE.read_text())["stages"]["sft"]["policy"]
 
 
 def image_of(python: Path) -> dict[str, str]:
@@ -50,8 +47,7 @@ class RealChain(NemoRlChain):
     def __init__(self, root: Path, cluster: Cluster, checkouts: Path, python: Path) -> None:
         Workflow.__init__(self, root)
         self.environment = cluster.environment
-        self.cluster, self.results = cluster, root / "results/real"
-        self.checkout = make_checkout(root / "checkout", checkouts)
+        self.cluster, self.checkout = cluster, make_checkout(root / "checkout", checkouts)
         releases = root / "envs/nemo-rl.yaml"
         table = yaml.safe_load(releases.read_text())
         head = self.run("git", "-C", str(self.checkout), "rev-parse", "HEAD").stdout.strip()
@@ -76,20 +72,18 @@ class RealChain(NemoRlChain):
         (root / "venvs" / WORKER).symlink_to(python.parent.parent)
         self.write_recipe(root / "config/recipes/real.yaml")
         self.write_site(startup_seconds=180, save_seconds=5, stall_seconds=240)
-        (root / "config/config.yaml").write_text(
-            "recipe: config/recipes/real.yaml\nsite: config/sites/double.yaml\nrun: real\n"
-        )
+        self.configure("real", "double")
 
     def write_recipe(self, path: Path, evaluation: dict[str, Any] | None = None, **changes: Any) -> None:
         """Super's recipe, cut, and a stage of TRL before and after; `changes` to what NeMo-RL's stages share."""
         recipe = yaml.safe_load((self.root / "config/recipes/super3.yaml").read_text())
-        stages = {name: recipe["stages"][name] | self._cut() | changes for name in ("rlvr1", "rlvr2")}
+        cut = yaml.safe_load(CUT.read_text().replace("ROOT", str(self.root)))
+        cut["overrides"] = [f"~env.nemo_gym.{name}" for name in LEFT_OUT]
+        stages = {name: recipe["stages"][name] | cut | changes for name in ("rlvr1", "rlvr2")}
         for stage in stages.values():
             stage["grpo"] = stage["grpo"] | {"num_prompts_per_step": PROMPTS, "num_generations_per_prompt": RESPONSES}
-        stages["rlvr1"]["environment"] = STEP | {
-            "STAGECOACH_FAULT": "die 3",
-            "STAGECOACH_STRUCK": str(self.root / "struck"),
-        }
+        fault = {"STAGECOACH_FAULT": "die 3", "STAGECOACH_STRUCK": str(self.root / "struck")}
+        stages["rlvr1"]["environment"] = cut["environment"] | fault
         stages["rlvr1"]["parent"] = "sft"
         by_trl = {"policy": TRL, "backend": "trl"}
         first = {"algorithm": "sft", "blend": "sft", "sft": {"max_num_steps": 2}} | by_trl
@@ -105,33 +99,3 @@ class RealChain(NemoRlChain):
             "evaluation": evaluation,
         }
         path.write_text(yaml.safe_dump(recipe))
-
-    def _cut(self) -> dict[str, Any]:
-        """What a stage says otherwise than Super's."""
-        genrm = {"resources_servers": {"genrm_compare": {"num_rollouts_per_prompt": RESPONSES}}}
-        return {
-            "entry": ENTRY,
-            "reward": "verifier",
-            "cluster": {"num_nodes": 2, "generation_nodes": 1},
-            "policy": {
-                "train_global_batch_size": PROMPTS * RESPONSES,
-                "max_total_sequence_length": 96,
-                "megatron_cfg": {"enabled": False},
-                "dtensor_cfg": {"enabled": True, "_v2": False},
-                "generation": {"vllm_cfg": {"enable_vllm_metrics_logger": False}},
-            },
-            "env": {
-                "nemo_gym": {
-                    "uv_venv_dir": str(self.root / "gym"),
-                    "num_gpu_nodes": 0,
-                    "genrm_compare_resources_server": genrm,  # as long as the config has it
-                    "config_paths": list(SERVERS),
-                    "policy_model": {"responses_api_models": {"vllm_model": {"num_workers": 1}}},
-                }
-            },
-            "logger": {"monitor_gpus": False},
-            "checkpointing": {"save_period": 1, "keep_last_k": 3},
-            "overrides": [f"~env.nemo_gym.{name}" for name in LEFT_OUT],
-            "environment": STEP,
-            "sandbox": False,
-        }

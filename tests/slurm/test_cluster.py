@@ -5,25 +5,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.programs import until
 from tests.slurm import processes
 from tests.slurm.cluster import Cluster, ClusterError
 
 COMMAND = (sys.executable, "-m", "tests.slurm.cluster")
-
-
-def until(condition, seconds: float = 30):
-    """Wait for a condition; what it returned."""
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.1)
-    return result
 
 
 def submit(cluster: Cluster, script: str, *options: str) -> str:
@@ -107,8 +98,14 @@ def test_slurm_can_be_told_of_a_dead_host(slurm):
     slurm.wait_idle()
 
 
-def test_hosts_that_die_or_lose_the_network_go_down_and_come_back(possible, tmp_path_factory):
-    with Cluster(tmp_path_factory.mktemp("lossy"), gpus=1, slurmd_timeout=3, requeue_delay=5) as cluster:
+def test_another_cluster_does_not_meet_the_first_gets_hosts_back_that_died_or_lost_the_network_and_leaves_nothing(
+    possible, slurm, tmp_path_factory
+):
+    directory = tmp_path_factory.mktemp("lossy")
+    with Cluster(directory, gpus=1, slurmd_timeout=3, requeue_delay=5) as cluster:
+        assert len(traces(directory)) > 10
+        assert cluster.addresses["node1"] != slurm.addresses["node1"]
+        assert cluster.run("srun", "hostname", "--ip-address").strip() == cluster.addresses["node1"]
         number = submit(cluster, "sleep 30", "--gres=gpu:1")
         until(lambda: job(cluster, number) == ["RUNNING", "0", "node1"])
         cluster.kill_host("node1")
@@ -121,16 +118,8 @@ def test_hosts_that_die_or_lose_the_network_go_down_and_come_back(possible, tmp_
         cluster.reconnect("node2")
         cluster.run("scancel", number)
         cluster.wait_idle(40)
-
-
-def test_two_clusters_do_not_meet_and_leave_nothing(possible, slurm, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("second")
-    with Cluster(directory, hosts=1, gpus=0) as second:
-        assert len(traces(directory)) > 10
-        assert second.addresses["node1"] != slurm.addresses["node1"]
-        assert second.run("srun", "hostname", "--ip-address").strip() == second.addresses["node1"]
-        submit(second, "sleep 1000")
-        until(lambda: any("sleep" in line for line in second.processes("node1")))
+        submit(cluster, "sleep 1000")
+        until(lambda: any("sleep" in line for line in cluster.processes("node1")))
     assert not traces(directory)
     assert set(slurm.states().values()) == {"idle"}
 

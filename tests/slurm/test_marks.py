@@ -1,8 +1,6 @@
 """How the end of a Slurm job is noticed: by its mark within seconds, by Slurm's word where there is none."""
 
 import re
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 
 from scripts.slurm.marks import FOLDER
 from tests.conftest import Workflow
+from tests.programs import until
 from tests.slurm.cluster import Cluster
 
 SNAKEFILE = """\
@@ -41,35 +40,18 @@ class Call:
     def __init__(self, root: Path, cluster: Cluster, shell: str, every: int) -> None:
         self.cluster, self.tree = cluster, Workflow(root)
         (root / "Snakefile").write_text(SNAKEFILE % shell)
-        asking = (
-            "--slurm-init-seconds-before-status-checks",
-            str(every),
-            "--seconds-between-status-checks",
-            str(every),
-        )
-        with (root / "output").open("w") as output:
-            self.process = subprocess.Popen(
-                ["snakemake", "--profile", "profiles/slurm", *asking],
-                cwd=root,
-                env=cluster.environment,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
+        self.tree.environment, self.said = cluster.environment, self.tree.said
+        options = ("--slurm-init-seconds-before-status-checks", "--seconds-between-status-checks")
+        asking = [word for option in options for word in (option, str(every))]
+        self.process = self.tree.begin("snakemake", "--profile", "profiles/slurm", *asking)
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition."""
-        deadline = time.monotonic() + SOON
-        while not condition():
-            assert time.monotonic() < deadline, self.said()
-            time.sleep(0.1)
+        until(condition, SOON, self.said)
 
     def end(self) -> int:
         """Snakemake's exit status, which comes long before it would ask Slurm for the first or second time."""
         return self.process.wait(SOON)
-
-    def said(self) -> str:
-        """What Snakemake printed."""
-        return (self.tree.root / "output").read_text()
 
     def job(self) -> str:
         """The id of the first job, once it is submitted."""

@@ -19,19 +19,16 @@ import pytest
 from safetensors.torch import load_file
 
 from scripts.stage.rundir import checkpoints
+from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_real import BATCHES, PROMPTS, RealChain, image_of
 
-CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}") for name in ("", "_PYTHON"))
 REPORT = os.environ.get("STAGECOACH_CHAIN_REPORT")
 STAGES = ("rlvr1", "rlvr2")
 PLANNED = BATCHES - 2
 PATIENCE = 1200.0
 
-pytestmark = pytest.mark.skipif(
-    not (CHECKOUTS and PYTHON),
-    reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts, or STAGECOACH_NEMO_RL_PYTHON no Python for a CPU",
-)
+pytestmark = needs_nemo_rl
 
 
 @pytest.fixture(scope="module")

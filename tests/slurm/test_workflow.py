@@ -23,9 +23,7 @@ def on_cluster(root, cluster) -> Workflow:
     workflow = Workflow(root)
     workflow.environment = cluster.environment
     (root / "config/sites/test.yaml").write_text(yaml.safe_dump(SITE))
-    (root / "config/config.yaml").write_text(
-        "recipe: config/recipes/short.yaml\nsite: config/sites/test.yaml\nrun: short\n"
-    )
+    workflow.configure(site="test")
     return workflow
 
 
@@ -126,8 +124,6 @@ def test_what_the_cluster_has_not_is_refused_before_anything_is_submitted(slurm,
 def test_nobody_trains_on_a_login_node_by_mistake(slurm, tmp_path):
     workflow = on_cluster(tmp_path, slurm)
     assert "trains through Slurm: snakemake --profile slurm" in workflow.snakemake(check=False)
-    (tmp_path / "config/config.yaml").write_text(
-        "recipe: config/recipes/short.yaml\nsite: config/sites/laptop.yaml\nrun: short\n"
-    )
+    workflow.configure()
     output = workflow.snakemake("--profile", "profiles/slurm", check=False)
     assert "config/sites/laptop.yaml has no slurm section" in output

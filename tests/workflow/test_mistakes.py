@@ -55,30 +55,8 @@ def refusal(call: Callable, *arguments: object) -> str:
     return str(caught.value)
 
 
-SHARED = "&verifiable\n      - math_with_judge_simple_agent\n      "
-RECIPES = {
-    "`peft: {r: 8}`": ("blend: sft, sft:", "blend: sft, peft: {r: 8}, sft:"),
-    "`algorithm: ppo`": ("grpo, parent: sft", "ppo, parent: sft"),
-    "`learning_rate`": ("optimizer: {lr: 2.0e-4}", "optimizer: {learning_rate: 2.0e-4}"),
-    "a colon in a text without quotes": ("description: SFT,", "description: SFT: then"),
-    "a tab": ("name: tiny\n", "name: tiny\n\tseed: 1\n"),
-    "`yes` for a number": ("max_num_steps: 600", "max_num_steps: yes"),
-    "`name: no`": ("name: tiny", "name: no"),
-    "a key twice": ("seed: 1\n", "seed: 1\nseed: 2\n"),
-    "a bound that a gate never meets or always keeps": ("rate, max: 0.5", "rate, max: 50"),
-    "a metric misspelt": ("held_out_change", "held_out_chnage"),
-    "a parent misspelt": ("parent: sft", "parent: stf"),
-    "stages in a circle": ("parent: sft", "parent: rlhf"),
-    "a blend of another kind": ("parent: sft, blend: rlvr1", "parent: sft, blend: sft"),
-    "a mistake in what blends share": (f"{SHARED}- mcqa_simple_agent", f"{SHARED}- no"),
-    "an environment misspelt": ("- mcqa_simple_agent", "- mcqa_agent"),
-}
-CONFIGS = {"`sed=7`": {"sed": 7}, "`seed=abc`": {"seed": "abc"}, "`run=My_Run`": {"run": "My_Run"}}
-COMMANDS = {
-    "a target behind `--quiet`": ["--quiet", "results/rlhf/ckpt"],
-    "a target behind `--logger rich`": ["--logger", "rich", "results/rlhf/ckpt"],
-    "an option misspelt: `--dryrunn`": ["--dryrunn"],
-}
+MISTAKES = Path(__file__).with_name("mistakes.yaml")
+RECIPES, CONFIGS, COMMANDS = yaml.safe_load(MISTAKES.read_text()).values()
 TARGETS = ["results/tiny/rlhf/ckpt", "results/rlhf/ckp", "rlhf", "results/rlvr9/ckpt"]
 LATER, SWEPT = "results/sft/ckpt", "results/swept/ckpt"
 
@@ -206,7 +184,7 @@ def test_a_dry_run_is_a_line_a_job_and_ends_with_the_plan(tree):
 
 
 def test_every_row_of_the_page_is_held_here():
-    text = Path(__file__).read_text()
+    text = Path(__file__).read_text() + MISTAKES.read_text()
     assert len(SAID) >= 30
     targets = [*TARGETS, LATER, SWEPT]
     for mistake in SAID:

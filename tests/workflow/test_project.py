@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,47 +16,7 @@ from scripts.files import read_json
 from tests.conftest import ROOT
 
 VERSION = "3.1.4"
-VERIFIER = '''"""Rewards the letter a."""
-
-
-def verify(row: dict, response: str) -> float:
-    """1.0 where there is one."""
-    return float("a" in response)
-
-
-def good_answer(row: dict) -> str:
-    """It earns 1.0."""
-    return "a"
-'''
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}<|end|>{% endfor %}"
-RECIPE = {
-    "name": "letters",
-    "source": {"kind": "folder", "path": "rows"},
-    "environments": {"letter": "environments/letter.py"},
-    "model": {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    },
-    "blends": {"letters": {"file": "letters.jsonl", "holdout": 2, "environments": ["letter"]}},
-    "evaluation": {"max_new_tokens": 8},
-    "stages": {
-        "rl": {
-            "algorithm": "grpo",
-            "blend": "letters",
-            "grpo": {"num_prompts_per_step": 4, "num_generations_per_prompt": 4, "max_num_steps": 2},
-            "policy": {
-                "max_total_sequence_length": 32,
-                "optimizer": {"lr": 1e-3},
-                "generation": {"max_new_tokens": 8},
-                "tokenizer": {"chat_template": "plain.jinja"},
-            },
-            "checkpointing": {"save_period": 1},
-        }
-    },
-}
+LETTERS = Path(__file__).with_name("letters")
 ROW = '{"agent_ref": {"type": "responses_api_agents", "name": "letter"}, "responses_create_params": {"input": [{"role": "user", "content": "letter %d?"}]}}\n'
 
 
@@ -109,17 +70,11 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("a person's")
     project = Project(folder / "my project")
     project.said = project.stagecoach("init", "my project", folder=folder)
-    config = project.root / "config"
-    config.joinpath("recipes/letters.yaml").write_text(yaml.safe_dump(RECIPE))
-    config.joinpath("recipes/plain.jinja").write_text(TEMPLATE)  # beside the recipe; the rest from the project
-    for name, text in (
-        ("environments/letter.py", VERIFIER),
-        ("rows/letters.jsonl", "".join(ROW % n for n in range(24))),
-    ):
-        project.root.joinpath(name).parent.mkdir()
-        project.root.joinpath(name).write_text(text)
-    text = config.joinpath("config.yaml").read_text()
-    config.joinpath("config.yaml").write_text(text.replace("tiny.yaml", "letters.yaml"))
+    shutil.copytree(LETTERS, project.root, dirs_exist_ok=True)
+    (project.root / "rows").mkdir()
+    (project.root / "rows/letters.jsonl").write_text("".join(ROW % number for number in range(24)))
+    config = project.root / "config/config.yaml"
+    config.write_text(config.read_text().replace("tiny.yaml", "letters.yaml"))
     project.run("snakemake", "results/rl/ckpt")
     return project
 
@@ -137,7 +92,7 @@ def test_its_files_are_found_by_paths_from_the_project_and_from_the_recipe(train
     config = yaml.safe_load((trained.root / "results/rl/config.yaml").read_text())
     verifier = (trained.root / "environments/letter.py").read_bytes()
     assert config["environments"] == {"letter": sha256(verifier).hexdigest()}
-    assert config["policy"]["tokenizer"]["chat_template"] == TEMPLATE
+    assert config["policy"]["tokenizer"]["chat_template"] == (LETTERS / "config/recipes/plain.jinja").read_text()
 
 
 def test_the_command_works_in_a_folder_of_the_project_and_by_directory(trained):
@@ -158,9 +113,8 @@ def test_another_version_than_the_pinned_one_is_refused_in_one_line(trained):
 
 def test_moved_with_snakemakes_memory_linked_or_on_another_disk_it_stays_fresh(trained, tmp_path):
     assert trained.is_fresh()
-    moved = object.__new__(Project)
-    moved.__dict__.update(trained.__dict__, root=tmp_path / "moved")
-    shutil.copytree(trained.root, moved.root, symlinks=True)
+    moved = copy(trained)
+    moved.root = shutil.copytree(trained.root, tmp_path / "moved", symlinks=True)
     (moved.root / "results").rename(tmp_path / "disk")
     (moved.root / "results").symlink_to(tmp_path / "disk")
     assert moved.is_fresh()
@@ -172,9 +126,8 @@ def test_moved_with_snakemakes_memory_linked_or_on_another_disk_it_stays_fresh(t
 
 
 def test_two_projects_work_at_the_same_time(trained, tmp_path):
-    other = object.__new__(Project)
-    other.__dict__.update(trained.__dict__, root=tmp_path / "other")
-    shutil.copytree(trained.root, other.root, symlinks=True, ignore=shutil.ignore_patterns("results", ".snakemake"))
+    other, ignored = copy(trained), shutil.ignore_patterns("results", ".snakemake")
+    other.root = shutil.copytree(trained.root, tmp_path / "other", symlinks=True, ignore=ignored)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(trained.run, "snakemake", "results/data/letters/check.json", "--force")
         second = pool.submit(other.run, "snakemake", "results/data/letters/check.json")

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -12,8 +11,6 @@ pytest.importorskip("trl")
 
 from trl.chat_template_utils import parse_response, qwen3_chat_template
 
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
 from scripts.backends.trl.measuring import MeasuringTrainer
 from scripts.backends.trl.train import train_rank
 from scripts.data.fill import fill_blend
@@ -32,6 +29,7 @@ from scripts.rewards.registry import SPECS, register
 from scripts.rows.jsonl import read_rows
 from tests.conftest import ROOT
 from tests.pretrained import tokenizer as pretrained_tokenizer
+from tests.stages import Stages, checkpoint, logged
 
 EXAMPLE = ROOT / "config/environments/calculator.py"
 DICE = """
@@ -57,11 +55,11 @@ def verify(row, response):
 """
 
 
-class Chain:
+class Chain(Stages):
     """The recipe tiny-tools below a folder, with the rows that the example's program writes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.directory = folder
         self.recipe = load_recipe(ROOT / "config/recipes/tiny-tools.yaml")
         spec = spec_from_file_location("calculator_rows", ROOT / "config/environments/calculator_rows.py")
         program = module_from_spec(spec)
@@ -80,28 +78,15 @@ class Chain:
         values = resolve_stage(self.recipe, stage).values()
         for section, changed in (settings or {}).items():
             values[section] |= changed
-        job = TrainingJob(
-            stage=stage,
-            settings=self.recipe.stages[stage].model_copy(update={"checkpointing": Checkpointing(save_period=2)}),
-            config=training_config(values),
-            train_split=self.folder / self.recipe.stages[stage].blend / "train-split.jsonl",
-            parent_model=parent,
-            run=self.folder / run,
-            resume_from=None,
-            max_num_steps=steps,
-            threads=1,
-            stop=StopRequest(),
-            nodes=1,
-            environments=own_environments(self.recipe, stage),
-        )
-        (job.run / "checkpoints").mkdir(parents=True, exist_ok=True)
-        train_rank(replace(job, **options))
-        return job.run / f"checkpoints/step_{steps}"
+        told = {"config": training_config(values), "parent_model": parent}
+        told |= {"environments": own_environments(self.recipe, stage)} | options
+        train_rank(self.job(stage, run, steps, settings={"checkpointing": Checkpointing(save_period=2)}, **told))
+        return checkpoint(self.directory / run, steps)
 
     def held_out(self, export: Path) -> list:
         """A policy's answers to the held-out rows, as the recipe's evaluation decodes them."""
         evaluation = self.recipe.evaluation
-        split = self.folder / "products/val-split.jsonl"
+        split = self.directory / "products/val-split.jsonl"
         return answer_rows(load_model(export), load_processor(export), [split], evaluation.decoding)
 
 
@@ -140,9 +125,9 @@ def test_the_example_learns_to_call_its_tool_and_the_held_out_score_rises(chain,
     answer = next(answer for answer in after if answer.reward == 1)
     product = math.prod(map(int, answer.prompt.split("*")))
     assert answer.response == f'calculate(expression="{answer.prompt}")\n-> {product}\n{product}'
-    logged = [json.loads(line) for line in (chain.folder / "rlvr/metrics.jsonl").read_text().splitlines()]
-    assert logged[-1]["tool_call_frequency"] > 1.5 * logged[0]["tool_call_frequency"] > 0
-    assert all(0 <= step["tool_failure_frequency"] <= 1 for step in logged)
+    steps = logged(chain.directory / "rlvr")
+    assert steps[-1]["tool_call_frequency"] > 1.5 * steps[0]["tool_call_frequency"] > 0
+    assert all(0 <= step["tool_failure_frequency"] <= 1 for step in steps)
 
 
 def test_trainer_and_evaluation_play_the_same_turns_and_no_result_of_a_tool_is_learnt(
@@ -156,7 +141,7 @@ def test_trainer_and_evaluation_play_the_same_turns_and_no_result_of_a_tool_is_l
     policy["generation"]["top_k"] = 1
     chain.train("rlvr", "greedy", taught, 1, small | {"policy": policy})
     ((_, response_ids, masks, conversations, *_),) = seen
-    rows = [row for _, _, row in read_rows(chain.folder / "products/train-split.jsonl")][:4]
+    rows = [row for _, _, row in read_rows(chain.split("products"))][:4]
     model, tokenizer = load_model(taught), load_processor(taught)
     found = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
     assert [rollout.text.messages for rollout in found] == conversations[::4]
@@ -177,15 +162,14 @@ def test_a_training_resumed_between_throws_of_dice_ends_with_the_same_bits(chain
     whole = chain.train("rlvr", "whole", demonstrated, 4, small | own, **named)
     half = chain.train("rlvr", "half", demonstrated, 2, small | own, **named)
     resumed = chain.train("rlvr", "half", demonstrated, 4, small | own, resume_from=half, **named)
-    steps = [(chain.folder / run / "metrics.jsonl").read_text().splitlines() for run in ("whole", "half")]
-    rewards = [[json.loads(step)["reward_mean"] for step in log] for log in steps]
+    rewards = [[step["reward_mean"] for step in logged(chain.directory / run)] for run in ("whole", "half")]
     assert rewards[0] == rewards[1] and len(set(rewards[0])) > 1
     assert (whole / "model.safetensors").read_bytes() == (resumed / "model.safetensors").read_bytes()
     register(own_environments(chain.recipe))
 
 
 def test_rows_without_tools_stand_beside_and_those_that_declare_their_own_are_refused(chain, demonstrated, small):
-    split = chain.folder / "products/train-split.jsonl"
+    split = chain.split("products")
     text = split.read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     larger = {
@@ -208,7 +192,7 @@ def test_rows_without_tools_stand_beside_and_those_that_declare_their_own_are_re
                     chain.train("rlvr", run, demonstrated, 1, small)
                 continue
             chain.train("rlvr", run, demonstrated, 1, small)
-            step = json.loads((chain.folder / run / "metrics.jsonl").read_text())
+            (step,) = logged(chain.directory / run)
             assert set(step["environment_rewards"]) == {"calculator", "math_with_judge_simple_agent"}
     finally:
         split.write_text(text)
@@ -226,7 +210,7 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
 
     monkeypatch.setattr(EpisodeRunner, "_generate_single_turn", sample)
     sampler = Sampler(load_model_shape(), tokenizer, 600, 0.0, 0, chat_template_kwargs={"enable_thinking": False})
-    rows = [row for _, _, row in read_rows(chain.folder / "products/train-split.jsonl")][:3]
+    rows = [row for _, _, row in read_rows(chain.split("products"))][:3]
     first, second, third = EpisodeRunner(sampler).run(rows)
     assert whole_text(first.text) == 'calculate(expression="6*7")\n-> 42\n42' and first.text == "42"
     assert whole_text(second.text) == "Too hard."

@@ -27,16 +27,15 @@ def newest(directory: Path) -> Path | None:
 def save(
     config: dict[str, Any],
     step: int,
-    states: tuple[str, str],
+    state: str,
     info: dict[str, Any],
     loaders: dict[str, dict[str, Any]],
     halfway: Callable[[], None],
 ) -> None:
     """Save a step, and drop what is not among the best.
 
-    `states`: the weights' as they are saved, and the one to go on from. `loaders`: other parts by the name of their
-    file. `halfway` is called when the weights are written and not all of the rest. What a killed save left is
-    overwritten in place, but by main, which removes it.
+    `state`: the weights' state. `loaders`: other parts by the name of their file. `halfway` is called when the weights
+    are written and not all of the rest. What a killed save left is overwritten in place, but by main, which removes it.
     """
     settings = config["checkpointing"]
     directory = Path(settings["checkpoint_dir"]).absolute()
@@ -49,16 +48,16 @@ def save(
 
     iteration = temporary / "policy/weights/iter_0000000"
     iteration.mkdir(parents=True, exist_ok=True)
-    weights.write(iteration, states[0], config["policy"]["model_name"])
+    weights.write(iteration, state, config["policy"]["model_name"])
     (iteration / "run_config.yaml").write_text(yaml.safe_dump({"model": {"seq_length": 65536}}))
     (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     optimizer = {"optimizer": {"step": step}} if settings["save_optimizer"] else {}
-    torch.save({"iteration": 0, "state": states[1]} | optimizer, iteration / "common.pt")
+    torch.save({"iteration": 0, "state": state} | optimizer, iteration / "common.pt")
     (iteration.parent / "latest_checkpointed_iteration.txt").write_text("0")
     weights.write_tokenizer(config["policy"]["tokenizer"]["name"], temporary / "policy/tokenizer")
     halfway()
-    for name, state in loaders.items():
-        torch.save(state, temporary / name)
+    for name, loader in loaders.items():
+        torch.save(loader, temporary / name)
 
     old = directory / f"old_step_{step}"
     if target.exists():

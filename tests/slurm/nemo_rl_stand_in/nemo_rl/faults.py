@@ -7,13 +7,9 @@ from typing import Any, NoReturn
 
 FAULTS = {
     "error": "an exception in a step, before it has trained",
-    "oom": "CUDA out of memory, likewise",
     "refit_failed": "the generation engine does not take the weights at the start",
-    "exhausted": "the data end",
     "hang": "neither a new step nor an end",
     "die": "killed at the first save from this step on, half of it written",
-    "same_weights": "every save repeats the first one's weights",
-    "slow_start": "stand_in.start_seconds pass before the loop",
 }
 
 

@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from nemo_rl import checkpoint, config, weights
 from nemo_rl.dataloader import Rows
 from nemo_rl.faults import Deadline, Fault
@@ -41,7 +39,6 @@ class Loop(ABC):
             policy = settings["policy"]
             again = policy.get("megatron_cfg", {}).get("force_reconvert_from_hf", False)
             self.state = weights.digest(weights.imported(policy["model_name"], again), str(self.own["seed"]))
-        self.first_saved: str | None = None
         self.writer = None
 
     @abstractmethod
@@ -54,8 +51,6 @@ class Loop(ABC):
 
     def start(self) -> None:
         """What comes before the first step."""
-        if self.fault.strikes("slow_start"):
-            time.sleep(self.stand_in["start_seconds"])
         if self.config["logger"]["tensorboard_enabled"]:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -66,8 +61,6 @@ class Loop(ABC):
         """Train on the rows of a step; what chooses the numbers that it logs."""
         if self.fault.strikes("error", self.step + 1):
             raise RuntimeError("a worker failed")
-        if self.fault.strikes("oom", self.step + 1):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         time.sleep(self.stand_in["step_seconds"])
         self.state = weights.digest(self.state, *(json.dumps(row) for row in rows))
         self.step += 1
@@ -77,8 +70,6 @@ class Loop(ABC):
     def save(self, metrics: dict[str, float], validation: dict[str, float], loaders: dict[str, dict[str, Any]]) -> None:
         """Save the step with what was measured in it and the states of what loads the data."""
         print(f"Saving checkpoint for step {self.step}...", flush=True)
-        self.first_saved = self.first_saved or self.state
-        kept = self.first_saved if self.fault.strikes("same_weights") else self.state
         named = {f"train:{name}": value for name, value in metrics.items()}
         named |= {f"val:{name}": value for name, value in validation.items()}
         name = self.config["checkpointing"]["metric_name"]
@@ -88,7 +79,7 @@ class Loop(ABC):
             if self.step >= self.fault.at and self.fault.strikes("die"):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        checkpoint.save(self.config, self.step, (kept, self.state), info, loaders, halfway)
+        checkpoint.save(self.config, self.step, self.state, info, loaders, halfway)
 
     def is_due(self, key: str, last: bool) -> bool:
         """Whether a step is the one in `key` of the section on checkpoints that saves, or the last of all."""

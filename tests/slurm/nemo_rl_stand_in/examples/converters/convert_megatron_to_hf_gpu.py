@@ -1,4 +1,4 @@
-"""The converter that torchrun starts."""
+"""The converter that torchrun starts; in the super-v3 branch its name ends otherwise."""
 
 import sys
 from pathlib import Path

@@ -108,8 +108,7 @@ class Grpo(Loop):
         while self.step < most:
             began = time.monotonic()
             self._head(most)
-            rows = None if self.fault.strikes("exhausted", self.step + 1) else collector.rows_of(self.step)
-            if rows is None:
+            if (rows := collector.rows_of(self.step)) is None:
                 if RELEASE == "main":
                     raise RuntimeError(
                         f"Trajectory collector stopped: dataloader exhausted at {self.step}. {EXHAUSTED}"
