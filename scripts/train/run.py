@@ -142,9 +142,8 @@ def _attempt(
 def requeue(run: Path, attempt: Attempt) -> None:
     """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
     job, site = attempt.allocation.job, attempt.allocation.site
-    if job is None or not (job.requeues and site.slurm.requeue):
-        return
-    if without_progress(run, attempt.call, newest_step(run)):
+    is_allowed = job is not None and job.requeues and site.slurm.requeue
+    if not is_allowed or without_progress(run, attempt.call, newest_step(run)):
         return
     print(f"Slurm job {job.id} goes back into the queue for allocation {job.restarts + 2}", flush=True)
     try:
