@@ -24,30 +24,26 @@ def checkpoint(tmp_path):
     return folder
 
 
+def common(checkpoint: Path) -> list[str]:
+    """The arguments of every converter of Megatron's checkpoints."""
+    weights = checkpoint / "policy/weights/iter_0000000"
+    return [f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"]
+
+
 @pytest.mark.parametrize(("release", "kind"), [("v0.7.0", "gpu"), ("super-v3", "super")])
 def test_a_converter_on_gpus_has_a_process_a_gpu_and_shares_the_model_out_as_training_did(checkpoint, release, kind):
-    weights = checkpoint / "policy/weights/iter_0000000"
-    assert converter_command(release_of(release), checkpoint, Path("/out"), 8) == with_megatron(
-        [
-            *("-m", "torch.distributed.run", "--nproc_per_node=8", "--nnodes=1"),
-            f"examples/converters/convert_megatron_to_hf_{kind}.py",
-            *(f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"),
-            *("--tp=4", "--pp=1", "--ep=8", "--etp=1"),
-        ]
-    )
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=8", "--nnodes=1"]
+    words = [*launcher, f"examples/converters/convert_megatron_to_hf_{kind}.py", *common(checkpoint)]
+    command = converter_command(release_of(release), checkpoint, Path("/out"), 8)
+    assert command == with_megatron([*words, "--tp=4", "--pp=1", "--ep=8", "--etp=1"])
     four = converter_command(release_of(release), checkpoint, Path("/out"), 4)
     assert "--nproc_per_node=4" in four and four[-4:] == ["--tp=4", "--pp=1", "--ep=4", "--etp=1"]
 
 
 @pytest.mark.parametrize("release", ["v0.6.0", "nano-v3-omni"])
 def test_other_releases_convert_in_one_process(checkpoint, release):
-    weights = checkpoint / "policy/weights/iter_0000000"
-    assert converter_command(release_of(release), checkpoint, Path("/out"), 8) == with_megatron(
-        [
-            "examples/converters/convert_megatron_to_hf.py",
-            *(f"--config={checkpoint}/config.yaml", f"--megatron-ckpt-path={weights}", "--hf-ckpt-path=/out"),
-        ]
-    )
+    command = converter_command(release_of(release), checkpoint, Path("/out"), 8)
+    assert command == with_megatron(["examples/converters/convert_megatron_to_hf.py", *common(checkpoint)])
 
 
 def test_a_checkpoint_without_megatron_weights_takes_the_other_converter(checkpoint):
