@@ -9,6 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from selenium import webdriver
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts.files import read_json
 from scripts.report.compare import write_comparison
@@ -17,6 +24,7 @@ from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.sweep import write_sweep_page
+from tests.programs import until
 from tests.report_files import rollout, write_manifest, write_stage
 
 PAGES = ("overview.html", "environments.html", "rlvr1/stage.html", "swept/sweep.html", "compare.html")
@@ -36,9 +44,6 @@ def browser(downloads):
     if not (CHROMIUM and DRIVER):
         reason = "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
         (pytest.fail if REQUIRED else pytest.skip)(reason)
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (
@@ -56,9 +61,6 @@ def browser(downloads):
 
 def visit(browser, *texts: str) -> None:
     """Click through the menu entries that bear these texts."""
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
     for text in texts:
         entry = (By.XPATH, f"//*[normalize-space(text())='{text}' and not(self::script)]")
         shown = WebDriverWait(browser, 10).until(
@@ -100,19 +102,13 @@ def severe(browser) -> list[str]:
 
 def saved(downloads: Path, name: str) -> list[list[str]]:
     """The rows of a CSV file once the browser has saved it."""
-    for _ in range(100):
-        if (downloads / name).exists():
-            break
-        time.sleep(0.1)
+    until((downloads / name).exists, 10)
     with (downloads / name).open(newline="") as file:
         return list(csv.reader(file))
 
 
 def open_page(browser, report: str, section: str, place: int, count: int, name: str) -> None:
     """Open one of the `count` pages of a section of the report, once all are listed; a click may come too early."""
-    from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
 
     def is_opened(driver) -> bool:
         icons = [e for e in driver.find_elements(By.CSS_SELECTOR, "a[iconname=eye]") if e.is_displayed()]
@@ -131,9 +127,6 @@ def open_page(browser, report: str, section: str, place: int, count: int, name: 
 
 def shown_frame(browser, name: str):
     """Enter the frame that shows an embedded page, once its script has run."""
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.support.ui import WebDriverWait
-
     browser.switch_to.default_content()
     found = WebDriverWait(browser, 20).until(
         lambda driver: [
@@ -144,19 +137,7 @@ def shown_frame(browser, name: str):
     WebDriverWait(browser, 20).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, "html.embedded main"))
 
 
-def test_the_overview_says_in_the_report_whether_the_model_got_better(browser, finished):
-    from selenium.webdriver.common.by import By
-
-    open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2, "overview.html")
-    shown_frame(browser, "filename=overview.html")
-    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text.startswith(("Better", "Worse", "No clear change"))
-    browser.switch_to.default_content()
-    assert severe(browser) == []
-
-
 def test_every_section_opens_with_its_pages_and_without_script_errors(browser, finished):
-    from selenium.webdriver.common.by import By
-
     report = (finished.results / "report.html").as_uri()
     browser.get(report)  # which opens on the graph of the rules
     visit(browser, "Statistics")
@@ -176,11 +157,12 @@ def test_every_section_opens_with_its_pages_and_without_script_errors(browser, f
     assert severe(browser) == []
 
 
-def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished, downloads):
-    from selenium.webdriver.common.by import By
-
+def test_an_embedded_page_says_whether_the_model_got_better_follows_its_own_links_and_saves_csv(
+    browser, finished, downloads
+):
     open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2, "overview.html")
     shown_frame(browser, "filename=overview.html")
+    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text.startswith(("Better", "Worse", "No clear change"))
     browser.find_element(By.CSS_SELECTOR, ".chain a[href='#stage-rlhf']").click()
     assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"
     assert "number 3" in browser.find_element(By.CSS_SELECTOR, "#stage-rlhf .embedded-only").text
@@ -192,12 +174,7 @@ def test_an_embedded_page_follows_its_own_links_and_saves_csv(browser, finished,
 
 
 def test_the_keyboard_reaches_a_stage_and_chooses_rollouts(browser, pages):
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
     def press(*keys: str) -> None:
-        from selenium.webdriver.common.action_chains import ActionChains
-
         ActionChains(browser).send_keys(*keys).perform()
 
     browser.get((pages / "overview.html").as_uri())
@@ -221,20 +198,12 @@ def test_the_keyboard_reaches_a_stage_and_chooses_rollouts(browser, pages):
     assert severe(browser) == []
 
 
-def test_what_a_response_says_is_shown_and_never_run(browser, pages):
-    from selenium.webdriver.common.by import By
-
+def test_what_a_response_says_is_shown_and_never_run_and_a_filter_hides_what_lacks_a_word(browser, pages):
     browser.get((pages / "rlvr1/stage.html").as_uri())
     assert browser.title == "Stage rlvr1"
     assert "<script>document.title" in browser.find_element(By.ID, "rollouts").text
     assert browser.find_elements(By.TAG_NAME, "img") == []
     assert severe(browser) == []
-
-
-def test_a_filter_hides_what_lacks_a_word(browser, pages):
-    from selenium.webdriver.common.by import By
-
-    browser.get((pages / "rlvr1/stage.html").as_uri())
     browser.find_element(By.CSS_SELECTOR, "#curves input").send_keys("truncated")
     shown = [
         figure.find_element(By.TAG_NAME, "h3").text
@@ -277,10 +246,6 @@ def test_a_printed_page_loses_no_column(browser, pages, page):
 
 
 def test_the_keyboard_scrolls_a_sweeps_table_with_the_variants_in_view(browser, pages):
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.by import By
-    from selenium.webdriver.common.keys import Keys
-
     browser.set_window_size(420, 800)
     try:
         browser.get((pages / "swept/sweep.html").as_uri())
@@ -298,8 +263,6 @@ def test_the_keyboard_scrolls_a_sweeps_table_with_the_variants_in_view(browser, 
 
 
 def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
-    from selenium.webdriver.common.by import By
-
     start = time.monotonic()
     browser.get((pages / "overview.html").as_uri())
     assert len(browser.find_elements(By.CSS_SELECTOR, ".chain a")) == 100

@@ -10,22 +10,25 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from scripts.files import read_json
 from scripts.rows.prompts import prompt_for_reading
+from scripts.stage.attempts import read_attempts
+from tests.workflow.test_resume import train_by_hand
 
 STAGES = ("sft", "rlvr1", "rlhf")
 
 
-def test_plain_snakemake_makes_everything(finished):
+def test_plain_snakemake_makes_everything_says_how_far_it_is_and_has_nothing_to_do_afterwards(finished):
     for stage in STAGES:
         directory = finished.results / stage
-        record = json.loads((directory / "ckpt/record.json").read_text())
-        export = json.loads((directory / "hf/record.json").read_text())
-        evaluation = json.loads((directory / "eval.json").read_text())
+        record, export, evaluation = (
+            read_json(directory / name) for name in ("ckpt/record.json", "hf/record.json", "eval.json")
+        )
         assert record["stage"] == stage
         assert record["step"] == {"sft": 30}.get(stage, 3)
         assert [it["steps"] for it in record["trained_by"]] == [[1, record["step"]]]
         assert f"<h1>Stage {stage}</h1>" in (directory / "stage.html").read_text()
-        assert record["identity"] == json.loads((directory / "run/identity.json").read_text())["identity"]
+        assert record["identity"] == read_json(directory / "run/identity.json")["identity"]
         assert export["content"] == evaluation["content"] == (directory / "hf/model").resolve().name
         rollouts = pd.read_parquet(directory / "rollouts.parquet")
         assert (len(rollouts), set(rollouts["split"])) == (40, {"rlvr1", "rlhf"})
@@ -36,7 +39,7 @@ def test_plain_snakemake_makes_everything(finished):
             {name: it["after"] for name, it in evaluation["environments"].items()}
         )
         assert evaluation["mean"]["change"]["low"] <= evaluation["mean"]["change"]["high"]
-        assert json.loads((directory / "criteria.json").read_text())["verdict"] == "pass"
+        assert read_json(directory / "criteria.json")["verdict"] == "pass"
         metrics = pd.read_parquet(directory / "metrics.parquet")
         assert metrics["step"].tolist() == list(range(1, record["step"] + 1))
         assert metrics[["loss", "lr", "grad_norm", "entropy", "seconds"]].notna().all().all()
@@ -47,21 +50,10 @@ def test_plain_snakemake_makes_everything(finished):
     assert pd.read_parquet(finished.results / "rlvr1/metrics.parquet")["kl"].isna().all()
     assert pd.read_csv(finished.results / "summary.csv")["stage"].tolist() == list(STAGES)
     assert "<html" in (finished.results / "report.html").read_text()[:1000].lower()
-
-
-def test_two_stages_start_from_the_same_checkpoint(finished):
-    parents = [
-        json.loads((finished.results / s / "ckpt/record.json").read_text())["parents"] for s in ("rlvr1", "rlhf")
-    ]
-    assert parents[0] == parents[1]
-
-
-def test_the_trainers_log_says_step_reward_and_time_left(finished):
+    parents = [read_json(finished.results / stage / "ckpt/record.json")["parents"] for stage in ("rlvr1", "rlhf")]
+    assert parents[0] == parents[1], "both start from the same checkpoint"
     assert "rlvr1: step 3/3, reward " in finished.output and " s left" in finished.output
     assert "rlvr1: step 3/3" in (finished.results / "rlvr1/logs/train.log").read_text()
-
-
-def test_a_finished_chain_has_nothing_to_do(finished):
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
@@ -92,7 +84,14 @@ def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
     assert {stage for rule, stage in planned if rule in ("train", "gate", "stage_page")} == trl | {"dpo"}
 
 
-def test_snakemakes_own_report_can_be_asked_for(copied):
+def test_a_card_splits_laid_out_for_other_tools_and_snakemakes_own_report_are_made_when_asked_for(copied):
+    card, folder = copied.results / "rlhf/card.md", copied.results / "data/rlvr1"
+    assert not card.exists()
+    copied.snakemake("results/short/rlhf/card.md", "results/short/data/rlvr1/dataset")
+    assert "## Lineage" in card.read_text()
+    manifest = read_json(folder / "dataset/manifest.json")
+    assert Path(manifest["train"]).read_bytes() == (folder / "train-split.jsonl").read_bytes()
+    assert manifest["test"] == ""
     copied.snakemake("--report", "mine.html")
     assert (copied.root / "mine.html").stat().st_size > 100_000
 
@@ -114,46 +113,29 @@ def test_another_run_is_compared_from_its_files_and_stale_by_its_summary_alone(c
     assert refused.returncode == 1 and "results/nothere: no run with a trained stage there" in refused.stdout
 
 
-def test_touching_every_file_or_moving_the_tree_trains_nothing(copied):
-    for path in copied.results.rglob("*"):
-        if path.is_file():
-            path.touch()
-    assert copied.planned() == set()
-
-
-def test_what_changes_no_weight_plans_no_training(copied):
+def test_what_changes_no_weight_plans_no_training_and_a_gate_judged_again_does_not_hide_a_stale_stage(copied):
     copied.edit("name: short", "name: short\ndescription: a comment")
-    copied.edit(
-        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 2}\n    resources: {nodes: 2, runtime: 9}"
-    )
     copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {gate: [{metric: held_out_change, min: -1}], algorithm: grpo,")
     jobs = copied.planned_jobs()
     assert jobs["train"] == set() and jobs["gate"] == {"rlvr1"}
-
-
-def test_a_gate_judged_again_does_not_hide_that_the_next_stage_is_stale(copied):
     copied.edit(
         "    sft: {max_num_steps: 30}", "    sft: {max_num_steps: 30}\n    gate: [{metric: held_out_change, min: -1}]"
     )
-    copied.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
+    copied.edit("algorithm: grpo, parent: sft, blend: rlvr1", "algorithm: grpo, seed: 9, parent: sft, blend: rlvr1")
     jobs = copied.planned_jobs()
     assert jobs["train"] == {"rlvr1"} and jobs["gate"] == {"sft", "rlvr1"}
 
 
-def test_a_forced_stage_that_is_already_trained_is_published_again_in_a_moment(copied):
-    stamp = (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns
-    output = copied.snakemake("--force", "results/short/rlvr1/ckpt")
-    assert "already trained; publishing it" in output
-    assert (copied.results / "rlvr1/run/metrics.jsonl").stat().st_mtime_ns == stamp
-
-
-def test_a_lineage_is_whole_and_another_commit_makes_no_stage_stale(copied):
+def test_a_lineage_is_whole_and_a_stage_published_again_by_another_commit_stays_what_it_is(copied):
     target = "results/short/rlhf/ckpt"
     assert "files are as recorded" in copied.run("python", "-m", "scripts.commands", "lineage", target).stdout
     before = {path: path.read_bytes() for path in copied.results.glob("*/*/record.json")}
     script = copied.root / "scripts/errors.py"
     script.write_text(script.read_text() + "# another commit\n")
-    copied.snakemake("--force", "results/short/sft/ckpt")  # published again, by this code
+    log = copied.results / "sft/run/metrics.jsonl"
+    stamp = log.stat().st_mtime_ns
+    assert "already trained; publishing it" in copied.snakemake("--force", "results/short/sft/ckpt")
+    assert log.stat().st_mtime_ns == stamp
     assert {path: path.read_bytes() for path in before} == before
     assert copied.planned() == set()
     assert copied.planned("results/short/rlhf/hf/record.json") == set()
@@ -167,7 +149,7 @@ def test_what_the_chain_ends_with_is_scored_on_test_rows_beside_the_model_that_i
     before = (copied.results / "sft/eval.json").read_bytes()
     output = copied.snakemake("results/short/sft/test.json")
     assert "rule train:" not in output and (copied.results / "sft/eval.json").read_bytes() == before
-    test = json.loads((copied.results / "sft/test.json").read_text())
+    test = read_json(copied.results / "sft/test.json")
     rollouts = pd.read_parquet(copied.results / "sft/test_rollouts.parquet")
     rows = [json.loads(line) for line in (copied.results / "data/rlvr1/test-split.jsonl").open()]
     assert len(rows) == 16
@@ -178,19 +160,6 @@ def test_what_the_chain_ends_with_is_scored_on_test_rows_beside_the_model_that_i
     assert not {*rollouts["prompt"]} & {*validation.query("split == 'rlvr1'")["prompt"]}
     jobs = copied.planned_jobs("results/short/overview.html", "results/short/summary.csv")
     assert jobs["train"] == jobs["test"] == set()
-
-
-def test_a_card_is_made_only_when_asked_for(copied):
-    assert not (copied.results / "rlhf/card.md").exists()
-    copied.snakemake("results/short/rlhf/card.md")
-    assert "## Lineage" in (copied.results / "rlhf/card.md").read_text()
-
-
-def test_a_blends_splits_are_laid_out_for_other_tools_when_asked_for(copied):
-    copied.snakemake("results/short/data/rlvr1/dataset")
-    manifest = json.loads((copied.results / "data/rlvr1/dataset/manifest.json").read_text())
-    assert Path(manifest["train"]).read_bytes() == (copied.results / "data/rlvr1/train-split.jsonl").read_bytes()
-    assert manifest["test"] == ""
 
 
 def test_tracking_is_planned_for_every_stage_where_the_config_names_a_project_and_nowhere_else(copied):
@@ -208,35 +177,16 @@ def test_tracking_without_its_library_is_refused_before_anything_runs(fresh):
     assert not (fresh.results / "data").exists()
 
 
-def test_losing_snakemakes_memory_trains_nothing(copied):
-    before = {stage: copied.content(stage) for stage in STAGES}
-    subprocess.run(["rm", "-r", ".snakemake"], cwd=copied.root, check=True)
-    output = copied.snakemake()
-    assert ": starts, planned step" not in output and ": resumes" not in output
-    assert {stage: copied.content(stage) for stage in STAGES} == before
-
-
-def train_by_hand(workflow, results: Path, *options: str) -> str:
-    return workflow.run(
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
-        *("--results", str(results), "--stage", "rlvr1", *options),
-    ).stdout
-
-
 def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
-    results = copied.untrained("rlvr1")
-    stage = results / "rlvr1"
-
-    def weights() -> str:
-        return json.loads((stage / "ckpt/record.json").read_text())["files"]["model.safetensors"]["sha256"]
-
+    results, expected = copied.untrained("rlvr1"), copied.content("rlvr1")
+    copied.results, stage = results, results / "rlvr1"
     train_by_hand(copied, results)
-    assert weights() == copied.content("rlvr1")
+    assert copied.content("rlvr1") == expected
     for step in (2, 3):
         shutil.rmtree(stage / f"run/checkpoints/step_{step}")
     shutil.rmtree(stage / "ckpt")
-    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results)
-    assert weights() == copied.content("rlvr1")
+    assert "rlvr1: resumes from step 1, planned step 3" in train_by_hand(copied, results).stdout
+    assert copied.content("rlvr1") == expected
 
 
 def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(copied):
@@ -246,7 +196,7 @@ def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(co
     output = copied.snakemake(*targets, "--printshellcmds", "--config", "run=again")
     assert "--publish-only 1" in output, "though its data were made in the same call"
     again = copied.root / "results/again"
-    ours, theirs = (json.loads((run / "sft/ckpt/record.json").read_text()) for run in (again, copied.results))
+    ours, theirs = (read_json(run / "sft/ckpt/record.json") for run in (again, copied.results))
     assert ours == theirs
     for link in ("ckpt/weights", "hf/model"):
         assert (again / "sft" / link).resolve() == (copied.results / "sft" / link).resolve()
@@ -254,27 +204,16 @@ def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(co
     assert (again / "sft/eval.json").read_bytes() == (copied.results / "sft/eval.json").read_bytes()
     shutil.rmtree(copied.results / "rlvr1/run/checkpoints/step_3")
     results = copied.untrained("rlvr1")
-    assert "rlvr1: resumes from step 2" in train_by_hand(copied, results, "--root", "results")
-    trained = json.loads((results / "rlvr1/ckpt/record.json").read_text())
+    assert "rlvr1: resumes from step 2" in train_by_hand(copied, results, "--root", "results").stdout
+    trained = read_json(results / "rlvr1/ckpt/record.json")
     assert trained["files"]["model.safetensors"]["sha256"] == copied.content("rlvr1")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        (
-            "max_num_steps: 30",
-            "max_num_step: 30",
-            "stages.sft.sft.max_num_step: unknown key; did you mean max_num_steps?",
-        ),
-        ("parent: sft, blend: rlvr1", "parent: stf, blend: rlvr1", "no stage is named stf; did you mean sft?"),
-    ],
-)
-def test_a_mistake_in_the_recipe_is_one_clear_message_before_anything_runs(fresh, old, new, expected):
-    fresh.edit(old, new)
+def test_a_mistake_in_the_recipe_is_one_clear_message_before_anything_runs(fresh):
+    fresh.edit("max_num_steps: 30", "max_num_step: 30")
     output = fresh.snakemake("--dry-run", check=False)
-    assert expected in output and "config/recipes/short.yaml:" in output
-    assert "Traceback" not in output
+    assert "stages.sft.sft.max_num_step: unknown key; did you mean max_num_steps?" in output
+    assert "config/recipes/short.yaml:" in output and "Traceback" not in output
     assert not (fresh.root / "results").exists()
 
 
@@ -335,8 +274,7 @@ def test_a_stage_that_diverges_is_ended_while_it_trains_and_goes_on_when_its_gat
     output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "rlvr1: stopped, as its gate would stop the chain: max_grad_norm is " in output
     assert "first at step 5" in output
-    attempts = [json.loads(line) for line in (copied.results / "rlvr1/run/attempts.jsonl").read_text().splitlines()]
-    assert [attempt.get("outcome") for attempt in attempts] == [None, "failed"], "it is not tried again"
+    assert [attempt["outcome"] for attempt in read_attempts(copied.results / "rlvr1/run")] == ["failed"], "once"
     assert not (copied.results / "rlvr1/ckpt/record.json").exists()
     copied.edit(narrow, wide)
     output = copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/gate.json")

@@ -49,7 +49,7 @@ def expected_to_train(workflow, targets: list[str]) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.name)
+@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.edit)
 def test_jobs_plan_status_and_budget_agree_with_what_really_trains(copied, edit, monkeypatch):
     edit.apply(copied)
     monkeypatch.chdir(copied.root)
@@ -57,7 +57,7 @@ def test_jobs_plan_status_and_budget_agree_with_what_really_trains(copied, edit,
     targets = [f"results/short/{stage}/ckpt" for stage in stages]
     before, kept = attempts(copied), {path: path.read_bytes() for path in weights(copied)}
     found = expected_to_train(copied, targets)
-    assert found == {asked: {*edit.planned} for asked in ("jobs", "plan", "status", "budget")}
+    assert found == {asked: {*edit.trains} for asked in ("jobs", "plan", "status", "budget")}
     if not (edit.is_trained or os.environ.get("STAGECOACH_ALL_EDITS")):
         return
     output = copied.snakemake(*targets)

@@ -1,30 +1,40 @@
 """Interrupted work goes on; a training that nothing links to is counted, found again, and removed only when asked for."""
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
+from scripts.files import read_json
+from scripts.stage.attempts import read_attempts
 from tests.gym.verify import PYTHON, needs_gym
+from tests.programs import until
+from tests.stages import logged
 
 
 def program(snakemake: subprocess.Popen) -> psutil.Process:
-    """The training program below a Snakemake, once it has logged its first step."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    """The training program below a Snakemake, once it is there."""
+
+    def found() -> psutil.Process | None:
         for process in psutil.Process(snakemake.pid).children(recursive=True):
             with suppress(psutil.Error):
                 if "scripts.train.run" in process.cmdline() and "python" in process.name():
                     return process
-        time.sleep(0.05)
-    raise AssertionError("no training began")
+        return None
+
+    return until(found)
+
+
+def train_by_hand(workflow, results: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess:
+    """Train rlvr1 in a folder of results without Snakemake."""
+    program = ("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml")
+    return workflow.run(*program, "--results", str(results), "--stage", "rlvr1", *options, check=check)
 
 
 @pytest.fixture
@@ -36,38 +46,23 @@ def longer(copied):
 
 def begin(workflow) -> subprocess.Popen:
     """Snakemake on rlvr1, in the background."""
-    log = (workflow.root / "snakemake.log").open("a")
-    return subprocess.Popen(
-        ["snakemake", "results/short/rlvr1/ckpt"],
-        cwd=workflow.root,
-        env=workflow.environment,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    return workflow.begin("snakemake", "results/short/rlvr1/ckpt")
 
 
 def wait_for_step(workflow, step: int) -> None:
-    log, deadline = workflow.results / "rlvr1/run/metrics.jsonl", time.monotonic() + 90
-    while not (log.exists() and len(log.read_text().splitlines()) == step):
-        assert time.monotonic() < deadline, "the step was not reached"
-        time.sleep(0.02)
-
-
-def wait_for_attempt(workflow, count: int) -> None:
-    attempts, deadline = workflow.results / "rlvr1/run/attempts.jsonl", time.monotonic() + 90
-    while not (attempts.exists() and attempts.read_text().count('"begin"') == count):
-        assert time.monotonic() < deadline, "no attempt began"
-        time.sleep(0.02)
+    log = (
+        workflow.results / "rlvr1/run/metrics.jsonl"
+    )  # of the training before, with its 3 steps, until this one begins
+    until(lambda: log.exists() and len(log.read_text().splitlines()) == step, 90, workflow.said)
 
 
 def record(workflow) -> dict:
-    return json.loads((workflow.results / "rlvr1/ckpt/record.json").read_text())
+    return read_json(workflow.results / "rlvr1/ckpt/record.json")
 
 
 def outcomes(workflow) -> list[str]:
-    lines = (workflow.results / "rlvr1/run/attempts.jsonl").read_text().splitlines()
-    return [json.loads(line)["outcome"] for line in lines if '"end"' in line]
+    """How the attempts at rlvr1 that were not killed ended."""
+    return [it["outcome"] for it in read_attempts(workflow.results / "rlvr1/run") if it["ended"] is not None]
 
 
 def test_a_killed_training_is_resumed_and_a_terminated_one_saves_its_step_and_goes_on_within_the_call(longer):
@@ -82,38 +77,31 @@ def test_a_killed_training_is_resumed_and_a_terminated_one_saves_its_step_and_go
     assert snakemake.wait(120) == 0
     assert outcomes(longer) == ["unfinished", "finished"]
     assert record(longer)["step"] == 12
-    steps = [json.loads(line)["step"] for line in (longer.results / "rlvr1/run/metrics.jsonl").read_text().splitlines()]
-    assert sorted({*steps}) == list(range(1, 13)) and len(steps) <= 13, "but the step that was killed none was lost"
-    assert "rlvr1: resumes from step " in (longer.root / "snakemake.log").read_text()
+    trained = [step["step"] for step in logged(longer.results / "rlvr1/run")]
+    assert sorted({*trained}) == list(range(1, 13)) and len(trained) <= 13, "but the step that was killed none was lost"
+    assert "rlvr1: resumes from step " in longer.said()
 
 
 def test_a_killed_snakemake_needs_no_unlock_and_the_training_it_left_is_waited_for(longer):
     snakemake = begin(longer)
+    orphan = program(snakemake)
     wait_for_step(longer, 2)
-    orphan, log = program(snakemake), longer.root / "snakemake.log"
     orphan.suspend()  # else its few steps are over before Snakemake has begun
     os.kill(snakemake.pid, signal.SIGKILL)
     snakemake.wait()
     again = begin(longer)
-    while "waiting for it to end" not in log.read_text():
-        assert again.poll() is None, log.read_text()
-        time.sleep(0.05)
+    until(lambda: "waiting for it to end" in longer.said() or again.poll() is not None, 120, longer.said)
     orphan.resume()
     assert again.wait(120) == 0
-    output = log.read_text()
-    assert "removed the lock of a Snakemake that was killed" in output
-    assert f"process {orphan.pid} on " in output
+    assert "removed the lock of a Snakemake that was killed" in longer.said()
+    assert "waiting for it to end" in longer.said() and f"process {orphan.pid} on " in longer.said()
     assert record(longer)["step"] == 12
     assert outcomes(longer) == ["finished"]
 
 
 def test_a_deadline_ends_a_training_as_unfinished_with_its_step_saved(longer):
     results = longer.untrained("rlvr1")
-    done = longer.run(
-        *("python", "-m", "scripts.train.run", "--recipe", "config/recipes/short.yaml"),
-        *("--results", str(results), "--stage", "rlvr1", "--deadline", "1"),
-        check=False,
-    )
+    done = train_by_hand(longer, results, "--deadline", "1", check=False)
     assert done.returncode == 75
     assert re.search(r"unfinished at step 1 of \d+ \(0 s are left before the deadline\); to be continued", done.stdout)
     assert (results / "rlvr1/run/checkpoints/step_1").is_dir()
@@ -145,22 +133,19 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
     assert new not in copied.run(*command, "discard", "--dry-run").stdout
 
 
-def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes(copied):
+def test_a_job_that_would_only_publish_again_asks_for_one_node_and_five_minutes_and_no_other_does(copied):
     copied.edit(
         "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
     )
     forced = copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
     assert "nodes=1, runtime=5," in forced
+    copied.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 29}")
+    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "results/short/rlvr1/ckpt"), (
+        "its parent trains first"
+    )
+    copied.edit("sft: {max_num_steps: 29}", "sft: {max_num_steps: 30}")
     shutil.rmtree((copied.results / "rlvr1/run").resolve())
     assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "--force", "results/short/rlvr1/ckpt")
-
-
-def test_a_stage_whose_parent_trains_first_is_not_taken_for_trained(copied):
-    copied.edit(
-        "checkpointing: {save_period: 1}", "checkpointing: {save_period: 1}\n    resources: {nodes: 4, runtime: 240}"
-    )
-    copied.edit("sft: {max_num_steps: 30}", "sft: {max_num_steps: 29}")
-    assert "nodes=4, runtime=240," in copied.snakemake("--dry-run", "results/short/rlvr1/ckpt")
 
 
 def test_a_stage_that_fails_for_its_own_reason_fails_once_and_points_to_its_log(copied):
@@ -180,13 +165,10 @@ def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
     (longer.results / "rlvr1/run").unlink()  # of the training before
     snakemake = begin(longer)
     for count in (1, 2):
-        wait_for_attempt(longer, count)
+        until(lambda count=count: len(read_attempts(longer.results / "rlvr1/run")) == count, 90, longer.said)
         program(snakemake).kill()
     assert snakemake.wait(120) == 1
-    assert (
-        "two attempts in a row (killed and killed) made no new step beyond 0"
-        in (longer.root / "snakemake.log").read_text()
-    )
+    assert "two attempts in a row (killed and killed) made no new step beyond 0" in longer.said()
 
 
 def gym_server(trainer: psutil.Process) -> psutil.Process:
@@ -197,8 +179,8 @@ def gym_server(trainer: psutil.Process) -> psutil.Process:
 
 @needs_gym
 def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the_verifier_here(copied):
-    site = copied.root / "config/sites/laptop.yaml"
-    site.write_text(f"{site.read_text()}gym_python: {PYTHON}\n")
+    with (copied.root / "config/sites/laptop.yaml").open("a") as site:
+        site.write(f"gym_python: {PYTHON}\n")
     by_verifier = copied.content("rlvr1")
     copied.edit(
         "rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, gym: {version: 0.4.0, servers: [math_with_judge]},"
@@ -210,11 +192,8 @@ def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the
     trainer = program(snakemake)
     server = gym_server(trainer)
     trainer.kill()
-    deadline = time.monotonic() + 10
-    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "a server outlives the trainer"
-        time.sleep(0.05)
-    assert snakemake.wait(120) == 0, (copied.root / "snakemake.log").read_text()
+    until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 10)
+    assert snakemake.wait(120) == 0, copied.said()
     assert outcomes(copied) == ["lost", "finished"], "the killed attempt has no end"
     assert copied.content("rlvr1") == by_verifier
     log = (copied.results / "rlvr1/logs/attempts.log").read_text()
