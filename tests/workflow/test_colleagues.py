@@ -3,9 +3,7 @@
 import json
 import os
 import re
-import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import psutil
@@ -13,6 +11,7 @@ import pytest
 import yaml
 
 from tests.conftest import Workflow
+from tests.programs import until
 from tests.users import ANN, BOB, EVE, SHARED_GROUP, as_user, can_be_others, share, shared_folder
 
 CANARY = "CanaryOf5tagecoach42"
@@ -22,9 +21,7 @@ CANARY = "CanaryOf5tagecoach42"
 def tree(finished):
     """The finished tree in a folder that Ann shares, with rlvr1 asked for more steps."""
     with shared_folder() as folder:
-        shutil.copytree(finished.root, folder / "tree", symlinks=True)
-        workflow = object.__new__(Workflow)
-        workflow.__dict__.update(finished.__dict__, root=folder / "tree", results=folder / "tree/results/short")
+        workflow = finished.copied_to(folder / "tree")
         workflow.environment = finished.environment | {"LOGNAME": "colleague"}
         workflow.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, grpo: {max_num_steps: 6},")
         share(folder)
@@ -52,10 +49,7 @@ def test_a_colleague_goes_on_with_a_killed_run_and_who_may_not_write_is_told_who
     ann = subprocess.Popen(
         at_home(tree, ANN, "snakemake", ckpt), cwd=tree.root, env=tree.environment, stdout=log, stderr=log
     )
-    deadline = time.monotonic() + 300
-    while len(steps_in(metrics)) < len(before) + 2:
-        assert time.monotonic() < deadline and ann.poll() is None, (tree.root.parent / "snakemake.log").read_text()
-        time.sleep(0.05)
+    until(lambda: len(steps_in(metrics)) >= len(before) + 2, 300, (tree.root.parent / "snakemake.log").read_text)
     for process in [psutil.Process(ann.pid), *psutil.Process(ann.pid).children(recursive=True)]:
         process.kill()
     ann.wait()

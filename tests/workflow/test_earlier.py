@@ -12,6 +12,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from scripts.files import read_json
+from scripts.stage.attempts import read_attempts
 from tests.conftest import ROOT, Workflow
 from tests.workflow.test_recorded import write_metadata
 
@@ -28,12 +30,9 @@ def tree(request, tmp_path):
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="tar")
     workflow.run_name = request.param.name.removesuffix(".tar.xz").partition("-")[2]
-    workflow.results = tmp_path / "results" / workflow.run_name
+    workflow.configure(workflow.run_name)
     for output, noted in json.loads((tmp_path / "snakemake.json").read_text()).items():
         write_metadata(tmp_path, output, noted)
-    (tmp_path / "config/config.yaml").write_text(
-        f"recipe: config/recipes/{workflow.run_name}.yaml\nsite: config/sites/laptop.yaml\nrun: {workflow.run_name}\n"
-    )
     return workflow
 
 
@@ -59,14 +58,13 @@ def test_a_half_trained_stage_resumes_to_the_same_weights(tree):
     """Equal to the rounding of another kind of CPU: a thousandth of what step 2 moved; test_resume.py compares bits."""
     stage = tree.results / HALF_TRAINED[tree.run_name]
     first, last = (weights(stage / f"run/checkpoints/step_{step}") for step in (1, 2))
-    identity = json.loads((stage / "ckpt/record.json").read_text())["identity"]
+    identity = read_json(stage / "ckpt/record.json")["identity"]
     for folder in (stage / "run/checkpoints/step_2", stage / "ckpt", stage / "hf", stage / "exports"):
         shutil.rmtree(folder)
     tree.snakemake(f"results/{tree.run_name}/{stage.name}/ckpt/record.json")
-    record = json.loads((stage / "ckpt/record.json").read_text())
+    record = read_json(stage / "ckpt/record.json")
     assert (record["step"], record["identity"]) == (2, identity)
     resumed = weights(stage / "ckpt/weights")
     assert resumed.keys() == last.keys()
     assert 1000 * furthest(resumed, last) <= furthest(first, last)
-    attempts = [json.loads(line) for line in (stage / "run/attempts.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in attempts if line["event"] == "begin"] == [0, 1]
+    assert [attempt["from"] for attempt in read_attempts(stage / "run")] == [0, 1]

@@ -21,11 +21,8 @@ NOTHING = "Nothing to be done (all requested files are present and up to date)."
 def recorded(tmp_path):
     """The recorded chain in a tree of its own, its files all of one time, without what Snakemake noted of it."""
     workflow = Workflow(tmp_path)
-    workflow.results = tmp_path / "results/recorded"
+    workflow.configure("recorded")
     shutil.copy(RECORDED / "recipe.yaml", tmp_path / "config/recipes/recorded.yaml")
-    (tmp_path / "config/config.yaml").write_text(
-        "recipe: config/recipes/recorded.yaml\nsite: config/sites/laptop.yaml\nrun: recorded\n"
-    )
     shutil.copytree(RECORDED / "results", tmp_path / "results", symlinks=True)
     then = time.time() - 3600
     for path in workflow.results.rglob("*"):

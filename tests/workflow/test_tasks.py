@@ -21,22 +21,7 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / ".lm-eval/installed").exists(), reason="lm-eval is not installed: make lm-eval"
 )
 QUESTIONS = [(a, b) for a in range(1, 7) for b in range(1, 7) if a != b]
-SHARED = "dataset_path: json\ndataset_kwargs: {data_files: {test: tasks/questions.jsonl}}\ntest_split: test\n"
-LARGER = """task: larger
-output_type: multiple_choice
-doc_to_text: "Which is larger, {{a}} or {{b}}?"
-doc_to_choice: "{{[a|string, b|string]}}"
-doc_to_target: "{{1 if b > a else 0}}"
-metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
-metadata: {version: 1.0}
-"""
-SAID = """task: said
-output_type: generate_until
-doc_to_text: "Say {{a}}."
-doc_to_target: "{{a}}"
-generation_kwargs: {until: ["!"], max_gen_toks: 2}
-metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
-"""
+TASKS = Path(__file__).with_name("tasks")
 SFT = "results/recorded/sft/benchmarks.json"
 
 
@@ -44,19 +29,13 @@ SFT = "results/recorded/sft/benchmarks.json"
 def tree(tmp_path_factory):
     """A tree of its own with the recorded chain, which nothing trains, and two tasks in a folder."""
     workflow = Workflow(tmp_path_factory.mktemp("tasks"))
-    workflow.results = workflow.root / "results/recorded"
-    (workflow.root / "config/config.yaml").write_text(
-        "recipe: config/recipes/short.yaml\nsite: config/sites/laptop.yaml\nrun: recorded\n"
-    )
+    workflow.configure(run="recorded")
     shutil.copytree(RECORDED / "results", workflow.root / "results", symlinks=True)
     for path in workflow.results.rglob("*"):
         os.utime(path, (0, 0), follow_symlinks=False)
     shutil.copy(RECORDED / "recipe.yaml", workflow.root / "config/recipes/short.yaml")
     (workflow.root / ".lm-eval").symlink_to(ROOT / ".lm-eval")
-    folder = workflow.root / "tasks"
-    folder.mkdir()
-    (folder / "larger.yaml").write_text(LARGER + SHARED)
-    (folder / "said.yaml").write_text(SAID + SHARED)
+    folder = shutil.copytree(TASKS, workflow.root / "tasks")
     (folder / "questions.jsonl").write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in QUESTIONS))
     workflow.environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(workflow.root / "cache")}
     workflow.edit("max_new_tokens: 12", f"max_new_tokens: 12\n  tasks: [{{task: larger, include_path: {folder}}}]")
@@ -132,8 +111,8 @@ def test_another_task_is_scored_alone_also_after_a_kill_and_an_edited_folder_aga
     store, sft = tree.root / "results/benchmarks", tree.results / "sft/benchmarks.json"
     another = tree.root / "more"
     another.mkdir()
-    (another / "said.yaml").write_text(SAID + SHARED)
-    (another / "too.yaml").write_text((LARGER + SHARED).replace("task: larger", "task: larger_too"))
+    shutil.copy(TASKS / "said.yaml", another)
+    (another / "too.yaml").write_text((TASKS / "larger.yaml").read_text().replace("task: larger", "task: larger_too"))
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*.json*")}
     assert len(before) == 4, "results and samples of two exports"
     more = f"{{task: larger_too, include_path: {another}}}, {{task: said, include_path: {another}, limit: 4}}"

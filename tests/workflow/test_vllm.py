@@ -34,10 +34,7 @@ def trained(tmp_path_factory):
     shutil.copy(ROOT / "tests/vllm.yaml", workflow.root / "config/recipes/vllm.yaml")
     site = workflow.root / "config/sites/laptop.yaml"
     site.write_text(f"{site.read_text()}vllm_python: {PYTHON}\n")
-    (workflow.root / "config/config.yaml").write_text(
-        "recipe: config/recipes/vllm.yaml\nsite: config/sites/laptop.yaml\nrun: vllm\n"
-    )
-    workflow.results = workflow.root / "results/vllm"
+    workflow.configure("vllm")
     workflow.snakemake(*(f"results/vllm/rlvr1/{name}" for name in ("eval.json", "stage.html")))
     return workflow
 
