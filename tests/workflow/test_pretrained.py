@@ -3,16 +3,15 @@
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from importlib.util import find_spec
 
 import pytest
 
-from scripts.files import sha256_file
+from scripts.files import read_json, sha256_file
 from tests.hub import Hub
 from tests.pretrained import save_pretrained
+from tests.programs import until
 
 pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="envs/trl.txt is not installed")
 
@@ -31,26 +30,16 @@ EDITS = (
 def own(fresh, tmp_path):
     """A tree with the recipe's short form and a model of one's own, on a site of two processes."""
     save_pretrained("qwen3", tmp_path / "my model")
-    path = fresh.root / "config/recipes/tiny-pretrained.yaml"
-    text = path.read_text()
     for old, new in EDITS:
-        assert old in text
-        text = text.replace(old, new)
-    path.write_text(text)
+        fresh.edit(old, new, "config/recipes/tiny-pretrained.yaml")
     site = fresh.root / "config/sites/laptop.yaml"
     site.write_text(site.read_text() + "processes: 2\n")
-    configure(fresh, tmp_path / "my model")
-    fresh.results = fresh.root / "results/mine"
+    fresh.configure("tiny-pretrained", run="mine", model=str(tmp_path / "my model"))
     return fresh
 
 
-def configure(workflow, model) -> None:
-    lines = {"recipe": "config/recipes/tiny-pretrained.yaml", "site": "config/sites/laptop.yaml", "run": "mine"}
-    (workflow.root / "config/config.yaml").write_text(json.dumps(lines | {"model": str(model)}))
-
-
 def record(workflow, path: str) -> dict:
-    return json.loads((workflow.results / path).read_text())
+    return read_json(workflow.results / path)
 
 
 def test_a_chain_from_a_pretrained_folder(own, tmp_path):
@@ -77,7 +66,7 @@ def test_a_chain_from_a_pretrained_folder(own, tmp_path):
     (folder / "config.json").touch()
     assert own.planned() == set()
     moved = folder.rename(tmp_path / "moved")
-    configure(own, moved)
+    own.configure("tiny-pretrained", run="mine", model=str(moved))
     own.snakemake("results/mine/sft/ckpt")
     assert record(own, "sft/ckpt/record.json")["identity"] == sft["identity"]
     assert len((results / "sft/run/attempts.jsonl").read_text().splitlines()) == 2
@@ -105,14 +94,8 @@ def killed_and_resumed(own, sft: dict) -> None:
     results = own.untrained("sft")
     program = (sys.executable, "-m", "scripts.train.run", "--recipe", "config/recipes/tiny-pretrained.yaml")
     program += ("--results", str(results), "--stage", "sft", "--threads", "2", "--site", "config/sites/laptop.yaml")
-    with (own.root / "killed.log").open("w") as log:
-        training = subprocess.Popen(
-            program, cwd=own.root, env=own.environment, start_new_session=True, stdout=log, stderr=log
-        )
-    deadline = time.monotonic() + 120
-    while not (results / "sft/run/checkpoints/step_2").is_dir():
-        assert training.poll() is None and time.monotonic() < deadline, (own.root / "killed.log").read_text()
-        time.sleep(0.02)
+    training = own.begin(*program)
+    until((results / "sft/run/checkpoints/step_2").is_dir, 120, own.said)
     os.killpg(training.pid, signal.SIGKILL)
     training.wait()
     own.run(*program)
