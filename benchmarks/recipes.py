@@ -47,7 +47,7 @@ class Found:
 
 def recipes() -> list[Recipe]:
     """The recipes with a stage that NeMo-RL trains, with all of their stages."""
-    loaded = [whole_recipe(path) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
+    loaded = [whole_recipe(path.stem) for path in sorted((ROOT / "config/recipes").glob("*.yaml"))]
     return [recipe for recipe in loaded if stages_of(recipe)]
 
 

@@ -77,6 +77,8 @@ def make_tree(code: Path, chain: Path) -> Path:
         if (chain / part).exists():
             shutil.copytree(chain / part, tree / part, symlinks=True)
     sys.path.insert(0, str(tree))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "scripts"]:
+        del sys.modules[name]  # read from this tree by what is imported above
     os.chdir(tree)
     os.environ["PYTHONPATH"] = str(tree)
     return tree
