@@ -107,7 +107,7 @@ rule train:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/train.log",
-    # A training that was cut off goes on as often as it makes new steps; scripts/stage/retries.py decides.
+    # A training that was cut off goes on as often as it makes new steps; scripts/commands/retries.py decides.
     retries: 1000
     conda:
         "../envs/trl.yaml"
