@@ -50,7 +50,7 @@ def explain_refusal(error: OSError) -> str:
     if barred is None:
         return f"{error.filename}: {error.strerror}"
     state = barred.stat()
-    me, owner, group = _user(os.geteuid()), _user(state.st_uid), _group(state.st_gid)
+    me, owner, group = user_name(os.geteuid()), user_name(state.st_uid), _group(state.st_gid)
     folder = barred if barred.is_dir() else barred.parent
     is_shared = state.st_gid in {os.getegid(), *os.getgroups()}
     regroup = "" if is_shared else f"chgrp -R GROUP {folder} (a group of you both) and "
@@ -60,7 +60,8 @@ def explain_refusal(error: OSError) -> str:
     )
 
 
-def _user(number: int) -> str:
+def user_name(number: int) -> str:
+    """Return the name of a user's number, or the number in words."""
     with suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     return f"user {number}"

@@ -205,6 +205,21 @@ def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
     return lines[1:] if start else lines
 
 
+def file_inside(folder: Path, name: str) -> Path:
+    """Return the path of a file that a folder of another's making names.
+
+    UserError where the file lies elsewhere, links followed. A hub's cache links to the ``blobs`` of the repository.
+    """
+    found, root = (folder / name).resolve(), folder.resolve()
+    places = [root, root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [root]
+    if not any(found.is_relative_to(place) for place in places):
+        raise UserError(
+            f"{folder / name}: leads out of the folder, to {found}, so nothing is read; put a copy into {folder} if "
+            "the file belongs there"
+        )
+    return folder / name
+
+
 def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Hard-link a file, or copy the file where the file system refuses."""
     try:
@@ -223,11 +238,14 @@ def sync_tree(directory: Path) -> None:
 
 
 def _settle(path: Path) -> None:
-    """Make a program's file durable, with the umask's mode (safetensors leaves files to the owner alone)."""
+    """Make a program's file durable, with the umask's mode (safetensors leaves files to the owner alone).
+
+    A file with another name elsewhere keeps its mode: the file may be a user's own.
+    """
     with path.open("rb") as file:
         state = os.fstat(file.fileno())
         wanted = state.st_mode | 0o666 & ~umask()
-        if wanted != state.st_mode and state.st_uid == os.geteuid():
+        if wanted != state.st_mode and state.st_uid == os.geteuid() and state.st_nlink == 1:
             os.fchmod(file.fileno(), stat.S_IMODE(wanted))
         os.fsync(file.fileno())
 

@@ -188,10 +188,11 @@ class CheckpointRecord(Origins):
 
 
 class ExportRecord(TypedDict):
-    """hf/record.json; `source` for a pretrained model, `merged` for merged adapters."""
+    """hf/record.json; `source` for a pretrained model, `merged` for merged adapters, `code` for a model's own code."""
 
     source: NotRequired[ModelSource]
     merged: NotRequired[dict[str, Any]]
+    code: NotRequired[list[str]]
 
     stage: str
     step: Count

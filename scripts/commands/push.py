@@ -15,19 +15,28 @@ from scripts.model.hugging_face import check_model
 from scripts.report.card import model_card
 from scripts.report.chain import Link, read_chain
 from scripts.report.verify import verify_export
+from scripts.stage.publish import code_among
 
 CARD = "README.md"
 REFUSALS = (400, 401, 403, 404, 409)
 
 
-def verified_link(hf: Path) -> Link:
-    """The stage of an export whose every file is as recorded and that is a whole model; else UserError."""
+def verified_link(hf: Path, with_code: bool = False) -> Link:
+    """Return the stage of an export whose every file is as recorded and that is a whole model; else UserError.
+
+    UserError for a model's own code unless `with_code`: whoever loads the model runs the code.
+    """
     link = read_chain(hf)[-1]
     if link.exported is None:
         raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
         raise UserError("\n".join([f"{hf}: not pushed, files differ from the record:", *found]))
     check_model(link.paths.export)
+    if (code := code_among(link.exported["files"])) and not with_code:
+        raise UserError(
+            f"{hf}: holds the model's own code ({', '.join(code)}), which came with the base model and was never run "
+            "here; read it, then push with --with-code"
+        )
     return link
 
 
@@ -62,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
         disable_progress_bars()
     if arguments.card and arguments.license:
         raise UserError("--license is for the generated card; write the licence into the file of --card")
-    link, card = verified_link(arguments.export), arguments.card
+    link, card = verified_link(arguments.export, arguments.with_code), arguments.card
     made = str(model_card(arguments.export, arguments.license)) if card is None else None
     text = made or card.read_text(encoding="utf-8")
     print(push(link, arguments.repository, text, arguments.public))

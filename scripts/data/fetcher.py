@@ -12,7 +12,7 @@ from scripts.data.hub import Snapshot, download, near, open_snapshot
 from scripts.data.published import PublishedFile
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
-from scripts.files import explain_write_errors, link_or_copy
+from scripts.files import explain_write_errors, file_inside, link_or_copy
 from scripts.recipe.source import FolderSource, HubSource
 
 THREADS = 4
@@ -86,7 +86,7 @@ class Fetcher:
                 )
             raise UserError(f"{item.file} of {snapshot}: {why}")
         folder = _folder(item.source)
-        path = folder / item.file
+        path = file_inside(folder, item.file)
         if not path.is_file():
             hint = near(item.file, sorted(files_below(folder)))
             raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")

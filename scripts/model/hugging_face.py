@@ -102,7 +102,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], tensors: dict[str, t
 def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
     """Return type and shape of every tensor, by name; UserError where index and shards disagree."""
     index = folder / INDEX
-    placed = _read(index).get("weight_map") if index.exists() else None
+    placed = _placed(index) if index.exists() else None
     shards = sorted(set(placed.values())) if placed else sorted(path.name for path in folder.glob("*.safetensors"))
     if not shards:
         raise UserError(f"{folder}: no *.safetensors")
@@ -117,6 +117,16 @@ def tensors_of(folder: Path) -> dict[str, tuple[str, list[int]]]:
             f"{index}: places {lost[0]} in {placed[lost[0]]}, a file without the tensor ({len(lost)} in all)"
         )
     return found
+
+
+def _placed(index: Path) -> dict[str, str]:
+    """Return the shard of each tensor; UserError unless all shards are files of the index's folder."""
+    placed = _read(index).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
+        raise UserError(f"{index}: its weight_map does not place tensors in files; take a whole copy of the model")
+    if outside := next((shard for shard in placed.values() if "/" in shard), None):
+        raise UserError(f"{index}: places tensors in {outside}, outside of the folder; do not trust the model")
+    return placed
 
 
 def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:

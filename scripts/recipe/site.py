@@ -141,6 +141,8 @@ class Site(Strict):
     """Resources of single stages on this site."""
     nemo_rl: NemoRlSite | None = None
     """For recipes whose backend is nemo_rl."""
+    group: str | None = None
+    """Unix group, by name or number, whose members' trainings are published as one's own; none: only one's own are."""
     mounts: list[Mount] = Field([])
     """Mounts of containers, as host path:container path."""
     environment: dict[Variable, str] = Field({})

@@ -156,6 +156,7 @@ def _model(folder: Path) -> dict[str, Any]:
         "architecture": ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]),
         "context": config.get("max_position_embeddings"),
         "chat": chat,
+        "code": sorted(path.name for path in folder.glob("*.py")),
     }
 
 

@@ -92,6 +92,11 @@ def weights_among(files: dict[str, Any]) -> dict[str, Any]:
     return {name: described for name, described in files.items() if name.endswith(".safetensors")}
 
 
+def code_among(files: dict[str, Any]) -> list[str]:
+    """Return a model's own code (`auto_map`), which Stagecoach never runs, among described files."""
+    return sorted(name for name in files if name.endswith(".py"))
+
+
 def take_settings(model: Path, fresh: Path, chat_template: str | None = None) -> None:
     """Give a folder of weights a model's config, tokenizer, template and generation settings, to the byte.
 
@@ -133,7 +138,8 @@ def publish_export(record: dict[str, Any], files: dict[str, Any], hf: Path, expo
 
     `record` is the checkpoint's, `files` describes the export's files, `more` is recorded as well.
     """
-    content = export_name(files)
+    content, code = export_name(files), code_among(files)
+    more |= {"code": code} if code else {}
     exported = {key: record[key] for key in ("stage", "step", "identity")} | {"content": content, "files": files}
     with replace_directory(hf) as fresh:
         (fresh / "model").symlink_to(relative(exports / content, hf))

@@ -19,6 +19,7 @@ commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lie
 
 import errno
 import glob
+import grp
 import os
 import shutil
 import stat
@@ -28,7 +29,7 @@ from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
 
-from scripts.errors import UserError
+from scripts.errors import UserError, user_name
 from scripts.files import (
     canonical_json,
     fsync_directory,
@@ -95,6 +96,23 @@ def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
             if run.parent.name != STORE and identity_in(run) == identity:
                 return run
     return folder
+
+
+def check_owners(run: Path, group: str | None = None) -> None:
+    """UserError where a file of a training is another user's, and not of the group whose trainings are trusted."""
+    try:
+        trusted = group and (int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
+    except KeyError:
+        raise UserError(f"group: the site names {group}, a group unknown here; name one of `id`") from None
+    for folder, folders, names in os.walk(run):
+        for path in (Path(folder), *(Path(folder, name) for name in folders + names)):
+            state = path.lstat()
+            is_trusted = state.st_gid == trusted and not state.st_mode & stat.S_IWOTH
+            if state.st_uid != os.geteuid() and (not is_trusted or stat.S_ISLNK(state.st_mode)):
+                raise UserError(
+                    f"{path}: is {user_name(state.st_uid)}'s, and a training is taken over only from oneself, or from "
+                    f"the members of the site's group (group: NAME); to train here yourself, move {run} away"
+                )
 
 
 def made_store(root: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Annotated
 from scripts.backends.protocol import backend_of
 from scripts.data.hub import download, open_snapshot
 from scripts.errors import UserError
-from scripts.files import describe_files, link_or_copy, temporary_directory
+from scripts.files import describe_files, file_inside, link_or_copy, temporary_directory
 from scripts.model.model_source import note_files
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe, load_site
@@ -45,7 +45,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     with temporary_directory(exports / "incoming") as fresh:
 
         def fetch(name: str) -> None:
-            link_or_copy(download(snapshot, name)[0] if snapshot else model.folder / name, fresh / name)
+            link_or_copy(download(snapshot, name)[0] if snapshot else file_inside(model.folder, name), fresh / name)
 
         try:
             prepare_pretrained(model, fresh, names, fetch)

@@ -24,6 +24,7 @@ from scripts.stage.provenance import code_revision, record_of, step_text, words_
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
+from scripts.stage.store import check_owners
 from scripts.train.arguments import Name, Results, stage_of
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -50,6 +51,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     if stage.parent and (problems := list(of_export(stage.parent.paths))):
         raise UserError("\n".join(problems))
     with stage.opened(attempt.patience) as run:
+        check_owners(run, site.group if (site := attempt.allocation.site) else None)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned, content=False)
         if newest is not None and newest.step >= _reach(stage, run, newest).step:

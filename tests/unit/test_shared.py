@@ -166,20 +166,25 @@ def test_what_a_colleague_trained_is_published_by_who_may_read_it_and_not_traine
         "import os; os.chdir(sys.argv[1])\n"
         "from tests.unit import test_store as store; from scripts.backends.trl import backend\n"
         "from scripts.train.run import Attempt, train_stage; from scripts.backends.stop import StopRequest\n"
+        "from scripts.backends.protocol import Allocation; from scripts.recipe.site import Site\n"
         "backend.BACKEND = store.StandIn()\n"
+        "site = Site(name='shared', threads=1, group=sys.argv[4])\n"
         "def main():\n"
-        "    print(train_stage(store.stage_of(sys.argv[2], seed=int(sys.argv[3])), Attempt(), StopRequest()))\n"
+        "    print(train_stage(store.stage_of(sys.argv[2], seed=int(sys.argv[3])), "
+        "Attempt(allocation=Allocation(None, site)), StopRequest()))\n"
         "run_program(main)\n"
     )
     results = folder / "results"
     results.mkdir()
     os.chown(results, ANN, SHARED_GROUP)
     results.chmod(0o2775)
-    assert python(ANN, program, str(folder), "a", "1", umask="022").endswith("\n0")
-    assert "already trained; publishing it" in python(BOB, program, str(folder), "b", "1")
+    shared = str(SHARED_GROUP)
+    assert python(ANN, program, str(folder), "a", "1", shared, umask="022").endswith("\n0")
+    assert f"is user {ANN}'s, and a training is taken over" in python(BOB, program, str(folder), "b", "1", str(EVE))
+    assert "already trained; publishing it" in python(BOB, program, str(folder), "b", "1", shared)
     assert (folder / "results/b/sft/ckpt/record.json").stat().st_uid == BOB
     shutil.rmtree(next((folder / "results/store").iterdir()) / "checkpoints/step_4")
-    assert "user " in python(BOB, program, str(folder), "b", "1")
+    assert "user " in python(BOB, program, str(folder), "b", "1", shared)
 
 
 @as_root

@@ -24,6 +24,8 @@ def tree(finished):
         workflow = finished.copied_to(folder / "tree")
         workflow.environment = finished.environment | {"LOGNAME": "colleague"}
         workflow.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, grpo: {max_num_steps: 6},")
+        site = workflow.root / "config/sites/laptop.yaml"
+        site.write_text(f"{site.read_text()}group: '{SHARED_GROUP}'\n")
         share(folder)
         for user in (ANN, BOB, EVE):
             (folder / str(user)).mkdir()
