@@ -1,17 +1,19 @@
 """NeMo-Gym's resources servers as verifiers: started here, or reached elsewhere.
 
-A silent server is an outage and stops the training step (`GymUnavailable`): the policy would learn from a made-up
-reward. An error in the answer is the fault of the row or the response.
+A response without an answer is tried again alone, by a server started anew where it runs here; without an answer again,
+the response is unjudged if the server answers to another response. Otherwise the server is silent: an outage stops the
+training step (`GymUnavailable`), since the policy would learn from a made-up reward. An error in the answer is the
+fault of the row or the response.
 """
 
 import contextlib
 import json
 import os
 import select
+import shutil
 import subprocess
 import tempfile
 import time
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from math import isfinite
 from numbers import Real
@@ -19,21 +21,22 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-import httpx2
 import yaml
 
 from scripts.errors import CutOffError, UserError, shortened
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
+from scripts.rewards.asking import Answer, Client, Silent, Turns
 from scripts.rewards.response import parse_calls
-from scripts.rewards.verdict import VerifierError
+from scripts.rewards.verdict import HARMLESS, NotJudged, VerifierError
 
 Row = dict[str, Any]
 START_SECONDS = 300.0
 LONGEST_PAUSE = 60.0
 SHOWN, LINES = 400, 8
 GATEWAY_ERRORS = {502, 503, 504}
+HERE = "http://localhost"
 RESPONSE = {
     "id": "response",
     "created_at": 0,
@@ -43,7 +46,7 @@ RESPONSE = {
     "tool_choice": "auto",
     "tools": [],
 }
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
+INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
 
 
 class GymUnavailable(CutOffError):
@@ -137,13 +140,15 @@ class RunningServer:
     """A server of Gym, started at once and waited for at the first request."""
 
     def __init__(self, name: str, gym: Gym, reach: GymServer, python: str | Path) -> None:
-        self._name, self._reach = name, reach
+        self._name, self._gym, self._reach, self._python = name, gym, reach, project_or_shipped(Path(python))
         self._has_sessions, self._outage, self._lock = True, None, Lock()
-        self._process = self._log = self._client = None
+        self._process = self._log = self._client = self._home = None
+        self._starts, self._turns = 0, Turns(reach.max_concurrency)
         if reach.base_url is None:
-            self._start(configured(gym, name, python), gym.settings.get(name, {}), project_or_shipped(Path(python)))
+            self._start()
 
-    def _start(self, said: Configured, settings: dict[str, Any], python: Path) -> None:
+    def _start(self) -> None:
+        said, settings = configured(self._gym, self._name, self._python), self._gym.settings.get(self._name, {})
         if "responses_api_models" in str(said.config) and said.config.get("should_use_judge", True):
             raise UserError(
                 f"gym.servers: {self._name} asks a model that only Gym itself serves ({said.file}); run it there and "
@@ -152,11 +157,17 @@ class RunningServer:
             )
         self._requirements = said.folder / "requirements.txt"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server lives
+        # For this user alone: others on the node could ask for rewards too. A socket's path is short.
+        self._home = tempfile.mkdtemp(prefix="gym-", dir="/tmp")
+        self._starts += 1
         self._process = subprocess.Popen(  # noqa: S603
-            [python.absolute(), "-P", "-m", "scripts.rewards.gym_server"],
+            [self._python.absolute(), "-P", "-m", "scripts.rewards.gym_server"],
             # No credentials, for some servers run a model's programs; no GPU, and no Ray that is up by chance.
             env={
+                "HF_HOME": str(Path.home() / ".cache/huggingface"),
+                "NLTK_DATA": str(Path.home() / "nltk_data"),
                 **{name: os.environ[name] for name in INHERITED if name in os.environ},
+                "HOME": self._home,
                 PARENT: str(os.getpid()),
                 "PYTHONPATH": str(installation()),
                 "CUDA_VISIBLE_DEVICES": "",
@@ -167,13 +178,12 @@ class RunningServer:
             stderr=self._log,
             start_new_session=True,
         )
-        with self._process.stdin as asked, contextlib.suppress(BrokenPipeError):
-            asked.write(json.dumps({"folder": said.folder.name, "file": str(said.file), "settings": settings}).encode())
+        asked = {"folder": said.folder.name, "file": str(said.file), "settings": settings, "home": self._home}
+        with self._process.stdin as given, contextlib.suppress(BrokenPipeError):
+            given.write(json.dumps(asked).encode())
 
     def _started(self) -> str:
-        """Wait for the server's address; UserError or GymUnavailable where the start fails."""
-        if self._reach.base_url is not None:
-            return self._reach.base_url.rstrip("/")
+        """Wait for the server's socket; UserError or GymUnavailable where the start fails."""
         announced = select.poll()  # which takes any number of open files, as select.select does not
         announced.register(self._process.stdout, select.POLLIN)
         if not announced.poll(START_SECONDS * 1000):
@@ -187,22 +197,18 @@ class RunningServer:
             )
         started = json.loads(line)
         self._has_sessions = started["has_sessions"]
-        return f"http://127.0.0.1:{started['port']}"
+        return started["socket"]
 
     def _last_words(self) -> str:
         self._log.seek(0)
         return "\n".join(self._log.read().decode("utf-8", "replace").splitlines()[-LINES:])
 
     @property
-    def _http(self) -> httpx2.Client:
+    def _http(self) -> Client:
         with self._lock:
             if self._client is None:
-                self._client = httpx2.Client(
-                    base_url=self._started(),
-                    timeout=httpx2.Timeout(self._reach.timeout, pool=None),
-                    limits=httpx2.Limits(max_connections=self._reach.max_concurrency),
-                    cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # responses share no session
-                )
+                url, seconds = self._reach.base_url, self._reach.timeout
+                self._client = Client(url.rstrip("/"), seconds) if url else Client(HERE, seconds, self._started())
             return self._client
 
     def wait(self) -> None:
@@ -211,65 +217,91 @@ class RunningServer:
 
     def verify(self, row: Row, response: str) -> float:
         """Return the reward of one response; VerifierError where the server fails."""
-        answer = self._tried(row, response)
-        if answer.status_code != 200:
+        answer = self._answer(row, response)
+        if answer.status != 200:
             raise VerifierError(
-                f"Gym's server {self._name} answers HTTP {answer.status_code}: {_says(answer)}; mend or remove the row"
+                f"Gym's server {self._name} answers HTTP {answer.status}: {_says(answer)}; mend or remove the row"
             )
-        reward = answer.json().get("reward")
+        reward = json.loads(answer.body).get("reward")
         if not isinstance(reward, Real) or not isfinite(reward):
             raise VerifierError(f"Gym's server {self._name} gives {reward!r} for a reward, which is no finite number")
         return float(reward)
 
-    def _verify(self, http: httpx2.Client, row: Row, response: str) -> httpx2.Response:
+    def _answer(self, row: Row, response: str) -> Answer:
+        """Return the answer to a response, asked once more where none comes; NotJudged where again none does."""
+        try:
+            with self._turns.shared():
+                starts = self._starts
+                return self._tried(row, response)
+        except Silent:
+            pass
+        with self._turns.alone():
+            for text in (response, HARMLESS):
+                if self._process is not None and starts == self._starts:
+                    self.close()
+                    self._start()
+                starts = self._starts
+                try:
+                    answer = self._tried(row, text)
+                except Silent as silent:
+                    why = self._why(silent)
+                else:
+                    if text is HARMLESS:
+                        raise NotJudged(f"Gym's server {self._name}, asked twice: {why}")
+                    return answer
+            self._outage = GymUnavailable(
+                f"Gym's server {self._name} at {self._http.base_url} gives no answer: {why}\nno reward is made up for "
+                "it: start again when it answers, and training resumes from the newest checkpoint"
+            )
+            raise self._outage
+
+    def _verify(self, http: Client, row: Row, response: str) -> Answer:
         cookies = {}
         if self._has_sessions:
-            seeded = http.post("/seed_session", json=row)
-            if seeded.status_code != 200:
+            seeded = http.post("/seed_session", row, {})
+            if seeded.status != 200:
                 return seeded
-            kept = SimpleCookie("; ".join(seeded.headers.get_list("set-cookie")))
+            kept = SimpleCookie("; ".join(seeded.cookies))
             cookies = {"Cookie": "; ".join(f"{name}={value.coded_value}" for name, value in kept.items())}
-        return http.post(
-            "/verify", json=row | {"response": RESPONSE | {"output": output_items(response)}}, headers=cookies
-        )
+        return http.post("/verify", row | {"response": RESPONSE | {"output": output_items(response)}}, cookies)
 
-    def _tried(self, row: Row, response: str) -> httpx2.Response:
+    def _tried(self, row: Row, response: str) -> Answer:
         """Return an answer; a lost connection to a server elsewhere is tried again."""
-        http, tries = self._http, self._reach.max_retries + 1 if self._process is None else 1
+        tries = self._reach.max_retries + 1 if self._process is None else 1
         for number in range(tries):
             if self._outage is not None:
                 raise self._outage  # found by another request
             try:
-                answer = self._verify(http, row, response)
-                if answer.status_code not in GATEWAY_ERRORS:
+                answer = self._verify(self._http, row, response)
+                if answer.status not in GATEWAY_ERRORS:
                     return answer
-                why = f"HTTP {answer.status_code}"
-            except httpx2.TimeoutException:
-                why = f"no answer to a response within {self._reach.timeout:g} s (gym_servers.{self._name}.timeout)"
-                break
-            except httpx2.TransportError as error:
-                why = f"{type(error).__name__} {error}".strip()
-            if number < tries - 1:
-                time.sleep(min(2**number, LONGEST_PAUSE))
+                raise Silent(f"HTTP {answer.status}")
+            except Silent as silent:
+                if number == tries - 1 or silent.is_late:
+                    raise
+            time.sleep(min(2**number, LONGEST_PAUSE))
+        raise AssertionError
+
+    def _why(self, silent: Silent) -> str:
+        if silent.is_late:
+            return f"{silent} (gym_servers.{self._name}.timeout)"
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                why = f"it ended with status {self._process.wait(1)}; its last words:\n{self._last_words()}"
-        self._outage = GymUnavailable(
-            f"Gym's server {self._name} at {http.base_url} gives no answer: {why}\nno reward is made up for it: start "
-            "again when it answers, and training resumes from the newest checkpoint"
-        )
-        raise self._outage
+                return f"it ended with status {self._process.wait(1)}; its last words:\n{self._last_words()}"
+        return str(silent)
 
     def close(self) -> None:
         """End a server started here."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._client = None
+            shutil.rmtree(self._home, ignore_errors=True)
 
 
-def _says(answer: httpx2.Response) -> str:
+def _says(answer: Answer) -> str:
     """Shorten an error; of a refused row (422) to the fields and rules."""
-    text = answer.text
+    text = answer.body.decode("utf-8", "replace")
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in answer.json()["detail"])
+        text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in json.loads(text)["detail"])
     return shortened(" ".join(text.split()), SHOWN)

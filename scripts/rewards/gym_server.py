@@ -1,9 +1,10 @@
-"""Serve one of NeMo-Gym's resources servers on a free port of this machine, until the starting process ends.
+"""Serve one of NeMo-Gym's resources servers on a socket for this user alone, until the starting process ends.
 
 Runs in an environment with nemo-gym, and imports of this project only modules without further needs. Gym's command
 would start a head server, Ray and an environment for every server besides.
-``python -P -m scripts.rewards.gym_server`` reads a JSON object from standard input (the folder, the YAML file, and
-settings in place of the file's) and prints a JSON object: the port, and whether the server keeps sessions.
+``python -P -m scripts.rewards.gym_server`` reads a JSON object from standard input (the folder, the YAML file, settings
+in place of the file's, and a home for the socket) and prints a JSON object: the socket, and whether the server keeps
+sessions.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -64,20 +66,24 @@ def application(server: SimpleResourcesServer, folder: str) -> FastAPI:
         return server.setup_webserver()
 
 
-def end_group_with_this_process() -> None:
-    """Fork a process that kills this process's group afterwards: Ray's daemons would live on for a minute."""
+def end_group_with_this_process(home: str) -> None:
+    """Fork a process that removes the home and kills this process's group afterwards.
+
+    Ray's daemons would live on for a minute.
+    """
     this = os.getpid()
     if os.fork() == 0:
         while os.getppid() == this:
             time.sleep(0.2)
+        shutil.rmtree(home, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
 
 def main() -> None:
     """Serve the server named on standard input, as the leader of a session."""
     end_with_parent()
-    end_group_with_this_process()
     asked = json.load(sys.stdin)
+    end_group_with_this_process(asked["home"])
     sys.path.remove(os.environ.pop("PYTHONPATH"))  # no module of ours is taken for one of theirs
     folder, parts = asked["folder"], OmegaConf.load(asked["file"]).values()
     config = next(part.resources_servers[folder] for part in parts if folder in part.get("resources_servers", ()))
@@ -87,12 +93,15 @@ def main() -> None:
     server = make_server(folder, config)
     app = application(server, folder)
     server.setup_exception_middleware(app)
-    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    listening, path = socket.socket(socket.AF_UNIX), f"{asked['home']}/socket"
+    listening.bind(path)
+    listening.listen(1024)
     has_sessions = type(server).seed_session is not SimpleResourcesServer.seed_session
-    print(json.dumps({"port": listening.getsockname()[1], "has_sessions": has_sessions}), file=answers, flush=True)
+    print(json.dumps({"socket": path, "has_sessions": has_sessions}), file=answers, flush=True)
     answers.close()
     os.chdir(ROOT / "resources_servers" / folder)
-    uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", timeout_keep_alive=300)).run([listening])
+    options = {"access_log": False, "log_level": "warning", "timeout_keep_alive": 300}
+    uvicorn.run(app, fd=listening.fileno(), **options)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ from scripts.rewards.gym import RunningServer, agents_of
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
-from scripts.rewards.verdict import NotJudged, Unjudged, VerifierError, described
+from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError, described
 from scripts.rows import kinds
 from scripts.rows.messages import shown_question
 from scripts.rows.request import PromptRow
 
 Row = dict[str, Any]
-HARMLESS = "A word or two."
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}

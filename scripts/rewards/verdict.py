@@ -6,6 +6,7 @@ from scripts.errors import UserError, shortened
 from scripts.rewards.sandbox import Outcome
 
 SHOWN = 300
+HARMLESS = "A word or two."
 
 
 class NotJudged(Exception):

@@ -1,10 +1,17 @@
 """NeMo-Gym's own servers reward rows: started here, reached elsewhere, gone, silent, or refusing a row."""
 
+import asyncio
+import contextlib
+import gzip
+import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
+from threading import Thread
 
+import psutil
 import pytest
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -18,6 +25,7 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import registry
 from scripts.rewards.gym import GymUnavailable, RunningServer, agents_of
 from scripts.rewards.registry import check_row, register_gym, reward_groups, scores
+from scripts.rewards.verdict import NotJudged, Unjudged
 from tests.conftest import SHORT
 from tests.gym.rows import rows
 from tests.gym.verify import PYTHON, needs_gym
@@ -168,33 +176,143 @@ def test_a_row_that_a_server_refuses_is_named(running):
 
 @pytest.fixture
 def own_server(monkeypatch):
-    """A real server of a test's own, that gets half a second for an answer."""
+    """A real server of a test's own, that gets two seconds for an answer."""
     monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    (server,) = register_gym(of("mcqa"), {"mcqa": GymServer(timeout=0.5, max_concurrency=2)}, PYTHON)
-    server._http.get("/")
+    (server,) = register_gym(of("mcqa"), {"mcqa": GymServer(timeout=2, max_concurrency=2)}, PYTHON)
+    server.wait()
     yield server
     server.close()
 
 
 @needs_gym
-def test_an_outage_is_no_reward(own_server):
-    """One server is reached by its address, hangs, and is gone."""
-    reach = GymServer(base_url=str(own_server._http.base_url), max_retries=1)
-    elsewhere = RunningServer("mcqa", of("mcqa"), reach, "no/python")
-    assert elsewhere.verify(MCQA, "none") == 0
+def test_a_server_is_for_this_user_alone_and_knows_no_credential(own_server):
     environment = Path(f"/proc/{own_server._process.pid}/environ").read_bytes()
     assert b"PATH=" in environment and b"hf_secret" not in environment
-
-    os.kill(own_server._process.pid, signal.SIGSTOP)
-    started = time.monotonic()
-    with pytest.raises(GymUnavailable, match=r"no answer to a response within 0.5 s \(gym_servers.mcqa.timeout\)"):
-        reward_groups([(MCQA, ["a"] * 200)], places=["split.jsonl:1"])
-    assert time.monotonic() - started < 5, "what waits behind the first does not wait as long again"
-
+    home = Path(own_server._home)
+    assert home.stat().st_mode & 0o777 == 0o700 and (home / "socket").is_socket()
+    assert f"HOME={home}".encode() in environment.split(b"\0")
+    assert not psutil.Process(own_server._process.pid).net_connections("inet")
     own_server.close()
-    with pytest.raises(GymUnavailable, match=r"mcqa at http://127.0.0.1:\d+/? gives no answer: ConnectError"):
-        elsewhere.verify(MCQA, "none")
-    own_server._outage = None
+    assert not home.exists()
+
+
+@needs_gym
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_response_on_which_the_server_dies_or_hangs_is_unjudged_and_all_others_are_judged(own_server, fault):
+    ask = own_server._verify
+
+    def verify(http, row, response):
+        if response == "bad":
+            os.kill(own_server._process.pid, fault)
+        return ask(http, row, response)
+
+    own_server._verify = verify
+    texts = ["bad" if place in (3, 40) else r"\boxed{A}" if place % 2 else r"\boxed{B}" for place in range(60)]
+    (rewards,) = reward_groups([(MCQA, texts)])
+    right = {1.0, 0.0}
+    assert {place for place, value in enumerate(rewards) if isinstance(value, Unjudged)} == {3, 40}
+    assert {rewards[place] for place in range(60) if place not in (3, 40)} == right
+    assert "asked twice" in rewards[3].why
+    assert reward_groups([(MCQA, texts[:3])]) == [rewards[:3]]
+
+
+@needs_gym
+def test_an_outage_is_no_reward(own_server):
+    """A server that answers to nothing, started anew or not."""
+    own_server._verify = lambda *_: own_server._process.kill() or own_server._http.post("/verify", {}, {})
+    started = time.monotonic()
     with pytest.raises(GymUnavailable, match="it ended with status -9"):
-        own_server.verify(MCQA, "none")
+        reward_groups([(MCQA, ["a"] * 200)], places=["split.jsonl:1"])
+    took, started = time.monotonic() - started, time.monotonic()
+    with pytest.raises(GymUnavailable, match="it ended with status -9"):
+        reward_groups([(MCQA, ["a"] * 200)])
+    assert time.monotonic() - started < max(1, took / 10), "what waits behind the first does not wait as long again"
+
+
+# --- servers elsewhere, which may send anything ---
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+GOOD = HEAD + b'Content-Length: 15\r\n\r\n{"reward": 1.0}'
+
+
+def dripping(data: bytes):
+    async def send(writer):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+    return send
+
+
+async def endless(writer):
+    writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    while True:
+        writer.write(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+        await writer.drain()
+
+
+BOMB = gzip.compress(b'{"reward": 1.0, "x": "') + gzip.compress(b"0" * (1 << 24)) * 64 + gzip.compress(b'"}')
+
+
+async def zipped(writer):
+    writer.write(HEAD + f"Content-Encoding: gzip\r\nContent-Length: {len(BOMB)}\r\n\r\n".encode() + BOMB)
+
+
+async def silent(writer):
+    await asyncio.sleep(3600)
+
+
+async def gone(writer):
+    writer.transport.abort()
+
+
+ANSWERS = {
+    "a byte now and then": dripping(HEAD + b"Content-Length: 9999\r\n\r\n" + b" " * 9999),
+    "a head without an end": dripping(HEAD + b"X-Pad: " + b"x" * 9999),
+    "endless": endless,
+    "gzip": zipped,
+    "silent": silent,
+    "gone": gone,
+}
+
+
+@pytest.fixture
+def elsewhere():
+    """A server elsewhere, which misbehaves at responses that name a way of it, and pays 1 to all others."""
+    loop = asyncio.new_event_loop()
+
+    async def answer(reader, writer):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            size = int(re.search(rb"(?i)content-length: (\d+)", head)[1])
+            said = json.loads(await reader.readexactly(size)).get("response", {}).get("output", [{}])[0]
+            text = said.get("content", [{}])[0].get("text", "")
+            if text in ANSWERS:
+                await ANSWERS[text](writer)
+            else:
+                writer.write(GOOD)
+            await writer.drain()
+            writer.close()
+
+    serving = loop.run_until_complete(asyncio.start_server(answer, "127.0.0.1", 0))
+    Thread(target=loop.run_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{serving.sockets[0].getsockname()[1]}"
+    yield RunningServer("mcqa", of("mcqa"), GymServer(base_url=url, timeout=1, max_retries=1), "no/python")
+    loop.call_soon_threadsafe(loop.stop)
+
+
+@pytest.mark.parametrize("way", ANSWERS)
+def test_an_answer_has_a_total_time_and_a_size(elsewhere, way, monkeypatch):
+    before, started = psutil.Process().memory_info().rss, time.monotonic()
+    with pytest.raises((NotJudged, ValueError)):
+        elsewhere.verify(MCQA, way)
+    assert time.monotonic() - started < 6, "two requests of a second each, and the harmless one"
+    assert psutil.Process().memory_info().rss - before < 300 << 20
+    assert elsewhere.verify(MCQA, "good") == 1
+
+
+def test_a_server_elsewhere_that_is_gone_is_an_outage(elsewhere):
+    reach = elsewhere._reach.model_copy(update={"base_url": "http://127.0.0.1:9"})
+    with pytest.raises(GymUnavailable, match=r"mcqa at http://127.0.0.1:9 gives no answer: ConnectError"):
+        RunningServer("mcqa", of("mcqa"), reach, "no/python").verify(MCQA, "none")
