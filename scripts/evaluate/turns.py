@@ -20,6 +20,7 @@ from scripts.errors import UserError
 from scripts.model.generate import BATCH, Rollout, Sampler
 from scripts.rewards.episode import Episode, episode_response, tools_of
 from scripts.rewards.registry import environment_factory
+from scripts.rewards.response import as_text
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import Row, prompt_of
 
@@ -49,11 +50,15 @@ def prepare_for_tools(processor: Any) -> str | None:
 
 
 def _parse(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Read a response; ValueError, as TRL expects of broken calls, where they nest too deep to be read."""
+    """Read a response; ValueError, as TRL expects of broken calls, where no text can be made of them."""
     try:
-        return parse(*arguments, **options)
-    except RecursionError as error:
+        parsed = as_text(parse(*arguments, **options))
+        for call in parsed.get("tool_calls") or ():
+            if call["type"] != "function" or not isinstance(call["function"]["name"], str):
+                raise ValueError("a call of no function")
+    except Exception as error:
         raise ValueError(str(error)) from error
+    return parsed
 
 
 class EpisodeRunner(GRPOTrainer):

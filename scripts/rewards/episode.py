@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from scripts.errors import UserError
+from scripts.rewards.response import as_text
 from scripts.rewards.verdict import NotJudged
 
 Row = dict[str, Any]
@@ -82,7 +83,8 @@ def episode_class(kind: type, seconds: float, fault: Fault) -> type[Episode]:
     def tool(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(self: Episode, *arguments: Any, **named: Any) -> Any:
-            return self._call(name, partial(getattr(self._object, name), *arguments, **named))
+            method = getattr(self._object, name)
+            return self._call(name, lambda: _said(method(*arguments, **named)))
 
         return call
 
@@ -133,6 +135,11 @@ def episode_response(messages: list[dict[str, Any]], episode: Episode) -> Episod
     said = EpisodeResponse(messages[-1]["content"] if messages[-1]["role"] == "assistant" else "")
     said.episode, said.messages = episode, messages
     return said
+
+
+def _said(result: Any) -> Any:
+    """Return a tool's result, a text or a list of a message's parts as UTF-8 can hold it."""
+    return as_text(result) if isinstance(result, str | list) else result
 
 
 class TooLate(Exception):

@@ -1,9 +1,17 @@
-"""Calls of tools in a response, read from its text."""
+"""Calls of tools in a response, read from its text; whatever a model writes becomes text here."""
 
 import ast
 import json
 from dataclasses import dataclass
 from typing import Any
+
+
+def as_text(value: Any) -> Any:
+    """Return JSON data with texts that UTF-8 can hold: a lone surrogate, written by an escape, becomes a question mark.
+
+    RecursionError where the data nest too deep, ValueError for data that JSON has not.
+    """
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,7 @@ def parse_calls(text: str) -> list[FunctionCall]:
         body = ast.parse(stripped, mode="eval").body
         elements = body.elts if isinstance(body, ast.List) else []
         return [_from_python(element) for element in elements]
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
         return []
 
 
@@ -51,7 +59,7 @@ def _hermes_blocks(text: str) -> list[str]:
 
 def _from_hermes(block: str) -> FunctionCall | None:
     try:
-        call = json.loads(block)
+        call = as_text(json.loads(block))
     except (ValueError, RecursionError):
         return None
     name, arguments = call.get("name"), call.get("arguments", {})
@@ -63,4 +71,5 @@ def _from_python(node: ast.expr) -> FunctionCall:
         raise ValueError("not a call with keyword arguments")
     if any(keyword.arg is None for keyword in node.keywords):
         raise ValueError("arguments must be named")
-    return FunctionCall(node.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords})
+    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
+    return FunctionCall(node.func.id, as_text(arguments))
