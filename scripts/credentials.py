@@ -6,8 +6,9 @@ from typing import Any
 
 _FORMS = {
     "a password in an address": r"(?:(?<=://)[^\s/@:]*:(?!\d{1,5}/)[^\s@]+|(?:(?<=http://)|(?<=https://))[^\s/@?#]+)(?=@)",
-    "a key in an address": r"(?i:(?<=[?&;])(?:[\w-]*(?:api[_-]?key|token|secret|passw(?:or)?d|signature|credential)|"
+    "a key in an address": r"(?i:(?<=[?&;#])(?:[\w-]*(?:api[_-]?key|token|secret|passw(?:or)?d|signature|credential)|"
     r"key|sig|auth|pwd)=)[^\s&#]+",
+    "a key of Azure": r"(?i:\b(?:account|shared_?access)_?(?:key|signature)=)[^\s;]+",
     "a token of the Hugging Face hub": r"\b(?:hf_(?:oauth_|jwt_)?|api_org_)[A-Za-z0-9]{16,}",
     "a key of OpenAI, Anthropic or their like": r"\b(?:sk|nvapi|gsk|xai)-[A-Za-z0-9_-]{16,}",
     "a token of a Git host": r"\b(?:gh[oprsu]_|github_pat_|glpat-)[A-Za-z0-9_-]{16,}",
@@ -21,8 +22,9 @@ _FORMS = {
 }
 _ANY = re.compile("|".join(_FORMS.values()))
 _NAME = re.compile(
-    r"(?:^|_)(?:(?i:api_?key|secret(?:_?key)?|access_?key|private_?key|passw(?:or)?d|(?:access|api|auth|bearer|hf)_token)"
-    r"|TOKEN)\d*$"
+    r"(?:^|_)(?:(?i:api_?key|secret(?:_?key)?|(?:access|account|private|service|shared|signing|storage)_?key"
+    r"|(?:anthropic|aws|azure|cohere|deepseek|gemini|github|google|groq|hf|mistral|ngc|nvidia|openai|openrouter|wandb|xai)_?key"
+    r"|pass(?:w(?:or)?d|phrase)?|pwd|auth|(?:access|api|auth|bearer|hf)_?token)|TOKEN)\d*$"
 )
 _SETTING = re.compile(r"[+~]{0,2}([\w.@/-]+)\s*=\s*(.*)", re.DOTALL)
 _NO_VALUE = re.compile(r"(?i:|empty|none|null|true|false|dummy\w*|[\"']{2}|(?<!\w)\$\{?[a-z_].*)", re.DOTALL)

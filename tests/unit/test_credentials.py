@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from scripts.credentials import credential_in, without_credentials
+from scripts.credentials import credential_in, find_credentials, without_credentials
 from scripts.errors import UserError
 from scripts.recipe.load import load_config, load_recipe, load_site, parse_config
 from tests.cases import tables_of
@@ -13,6 +13,7 @@ from tests.conftest import ROOT, SHORT, refusal
 
 CANARY = "CanaryOf5tagecoach42"
 FORMS = {name: form.format(canary=CANARY) for name, form in tables_of("credentials")["forms"].items()}
+NAMES = ("openai_key", "azure_openai_key", "pass", "smtp_pass", "passphrase", "pwd", "db_pwd", "auth", "http_auth")
 RIGHT, PLACES = (tables_of("credentials")[name] for name in ("right", "places"))
 
 
@@ -59,7 +60,15 @@ def test_whatever_the_place_it_is_named_and_the_value_not_shown(form, load, file
 
 
 def test_a_variable_that_is_called_a_token_or_key_is_refused_whatever_its_value(refused):
-    for name in ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "MY_TOKEN2"):
+    for name in (
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "MY_TOKEN2",
+        *NAMES,
+        *map(str.upper, NAMES),
+    ):
         message = refused(load_recipe, yaml.safe_dump({"stages": {"sft": {"environment": {name: "plain"}}}}))
         assert message.startswith(f"FILE:4: stages.sft.environment.{name}: holds a credential, by its name")
         assert "plain" not in message
@@ -85,6 +94,8 @@ def test_what_is_said_on_the_command_line_is_refused_alike():
 
 
 def test_what_only_looks_like_it_passes():
+    words = ("prompt_key", "chosen_key", "sort_key", "pass_rate", "compass", "pass_at_k", "author", "authority")
+    assert not list(find_credentials(dict.fromkeys(words, "plain")))
     for value in RIGHT:
         assert credential_in(value) is None and without_credentials(value) == value
         parse_config({"recipe": value, "site": "s"})
