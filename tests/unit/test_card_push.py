@@ -1,5 +1,6 @@
 """A stage's model card tells what its records tell; a push brings exactly the recorded export and the card to the hub."""
 
+import re
 import subprocess
 
 import pytest
@@ -55,6 +56,26 @@ def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_
     assert card.data.datasets == ["org/blends", "org/math"]
     assert "/home/me" not in str(card) and "rows (a folder)" in card.text and "name: model" in card.text
     assert "─ model   qwen" in card.text and card.data.base_model is None
+
+
+def test_no_name_breaks_a_table_or_adds_a_tag_or_link(chain):
+    evil = "a | b <img src=x onerror=alert(1)> [c](https://example.org) `d`\n# e"
+    record = read_json(chain / "rlvr1/ckpt/record.json")
+    record["data"]["source"] = {"name": evil, "revision": evil}
+    record["data"]["tables"] = {evil: evil}
+    write_json(chain / "rlvr1/ckpt/record.json", record)
+    evaluation = read_json(chain / "rlvr1/eval.json")
+    evaluation["environments"] = {evil: evaluation["environments"]["genrm"]}
+    write_json(chain / "rlvr1/eval.json", evaluation)
+    settings = read_json(chain / "rlvr1/hf/model/config.json")
+    (chain / "rlvr1/hf/model/config.json").unlink()
+    write_json(chain / "rlvr1/hf/model/config.json", settings | {"architectures": [evil, "```\n<script>"]})
+    text = model_card(chain / "rlvr1/hf").text
+    tables, _, lineage = text.partition("## Lineage")
+    assert "onerror" in tables and not re.search(r"<(img|script)|(?<!\\)\[c\]|^# e", tables, re.MULTILINE)
+    assert lineage.count("```") == 2
+    rows = [line for line in tables.splitlines() if line.startswith("| rlvr1 |") or line.startswith("| a ")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6, 8} and len(rows) == 3
 
 
 def test_a_card_of_scores_of_another_export_is_refused_and_one_without_scores_says_so(chain):
