@@ -6,15 +6,13 @@ optional ``get_reward()`` returns the rollout's reward.
 
 import inspect
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, wait
 from functools import partial, wraps
-from queue import SimpleQueue
 from typing import Any
 
 from scripts.errors import UserError
 from scripts.rewards.response import as_text
+from scripts.rewards.time_limit import TooLate, time_limit
 from scripts.rewards.verdict import NotJudged
 
 Row = dict[str, Any]
@@ -52,8 +50,9 @@ class Episode:
     def _asked(self, name: str, function: Callable[[], Any]) -> Any:
         """Call the environment's code; UserError where the code fails."""
         try:
-            return _WORKER.call(function, self._seconds)
-        except (Exception, SystemExit) as error:
+            with time_limit(self._seconds):
+                return function()
+        except (Exception, SystemExit, TooLate) as error:
             raise self._fault(name, error, self._row) from error
 
     def _call(self, name: str, function: Callable[[], Any]) -> Any:
@@ -61,7 +60,8 @@ class Episode:
         if self._late:
             raise TimeoutError(self._late)
         try:
-            return _WORKER.call(function, self._seconds)
+            with time_limit(self._seconds):
+                return function()
         except TooLate:
             self._late = f"{name} took more than {self._seconds:g} s"
             raise TimeoutError(self._late) from None
@@ -140,38 +140,3 @@ def episode_response(messages: list[dict[str, Any]], episode: Episode) -> Episod
 def _said(result: Any) -> Any:
     """Return a tool's result, a text or a list of a message's parts as UTF-8 can hold it."""
     return as_text(result) if isinstance(result, str | list) else result
-
-
-class TooLate(Exception):
-    """A call did not return in time."""
-
-
-class _Worker:
-    """A thread for the calls of environments; a new thread replaces a hung one."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue | None = None
-
-    def call(self, function: Callable[[], Any], seconds: float) -> Any:
-        """Call the function; TooLate when the function neither returns nor raises in time."""
-        if self._tasks is None:
-            self._tasks = SimpleQueue()
-            threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="environment").start()
-        called: Future[Any] = Future()
-        self._tasks.put((called, function))
-        if not wait([called], seconds).done:
-            self._tasks = None
-            raise TooLate(f"took more than {seconds:g} s")
-        return called.result()
-
-
-def _work(tasks: SimpleQueue) -> None:
-    while True:
-        called, function = tasks.get()
-        try:
-            called.set_result(function())
-        except BaseException as error:
-            called.set_exception(error)
-
-
-_WORKER = _Worker()

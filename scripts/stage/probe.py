@@ -2,12 +2,9 @@
 
 import json
 import random
-import signal
 import sys
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +14,7 @@ from scripts.errors import UserError
 from scripts.recipe.reward_probe import Probe
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.time_limit import TooLate, time_limit
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.rows.messages import messages_of, text_of
 
@@ -29,10 +27,6 @@ class SampledRow(NamedTuple):
 
     place: str
     row: dict[str, Any]
-
-
-class TooSlow(BaseException):
-    """A verifier did not return in time; handlers for Exception let this pass."""
 
 
 def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) -> dict[str, list[SampledRow]]:
@@ -109,9 +103,9 @@ def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> dict[str, f
     """Return the rewards of the answers to a row, by kind."""
     seconds = None if SPECS[name].waits else SECONDS * max(1, len(answers))
     try:
-        with _time_limit(seconds):
+        with time_limit(seconds):
             (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place])
-    except TooSlow:
+    except TooLate:
         raise UserError(f"{sampled.place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
     return dict(zip(answers, rewards, strict=True))
 
@@ -139,28 +133,3 @@ def _begin(spec: EnvironmentSpec, rows: list[SampledRow]) -> None:
                 score(sampled.row, "")
         except UserError as error:
             raise UserError(f"{sampled.place}: {error}") from None
-
-
-@contextmanager
-def _time_limit(seconds: float | None) -> Iterator[None]:
-    """Raise TooSlow in the main thread when a block has not ended in time; no limit elsewhere, and for None.
-
-    Uses SIGUSR1, since math-verify sets the alarm.
-    """
-    if seconds is None or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGUSR1, stop)
-    timer = threading.Timer(seconds, signal.pthread_kill, (threading.main_thread().ident, signal.SIGUSR1))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        signal.signal(signal.SIGUSR1, before)

@@ -227,10 +227,11 @@ def test_a_class_plays_rollouts_and_says_what_they_earn(own):
     assert scores([(row(3, "mine") | {"first": 4}, response)]) == [0.4]
 
 
-def test_a_tool_that_does_not_return_is_given_up_and_its_rollout_cannot_be_judged(own):
+@pytest.mark.parametrize("first", [1, 9], ids=["it sleeps", "it searches a text"])
+def test_a_tool_that_does_not_return_is_given_up_and_its_rollout_cannot_be_judged(own, first):
     own(PRODUCTS.format(reward="1.0"))
     episode, _ = begun(first=4)
-    for second in (1, 5):
+    for second in (first, 5):
         with pytest.raises(TimeoutError, match=r"times took more than 0.2 s"):
             episode.times(second)
     response = episode_response([{"role": "assistant", "content": ""}], episode)
