@@ -42,6 +42,8 @@ class GymServer(Strict):
     """Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."""
     max_concurrency: PositiveInt = 16
     """Responses that the server verifies at a time."""
+    confined: bool = True
+    """Let a server that is started here read libraries, the system and caches alone, and write to its own home."""
 
 
 def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:

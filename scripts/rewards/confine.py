@@ -13,7 +13,7 @@ import resource
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -27,7 +27,8 @@ _PR_SET_KEEPCAPS, _CAPABILITIES_TO_READ, _NOBODY = 8, 0b110, 65534  # CAP_DAC_OV
 _CLOSE_RANGE = 436
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _LANDLOCK_VERSION, _LANDLOCK_RULE_PATH_BENEATH = 1, 1
-_LANDLOCK_READ_FILE, _LANDLOCK_READ_DIR = 1 << 2, 1 << 3
+_LANDLOCK_EXECUTE, _LANDLOCK_READ_FILE, _LANDLOCK_READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_LANDLOCK_OF_FILES = 0b111 | 1 << 14 | 1 << 15  # to run, write, read, truncate and control a file
 _LANDLOCK_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # how many a version of it knows; 16 from the fifth on
 
 
@@ -146,21 +147,38 @@ def _landlock_version() -> int:
     return _call(_LANDLOCK_CREATE_RULESET, 0, 0, _LANDLOCK_VERSION)
 
 
+def restrict_files(readable: Iterable[Path], writable: Iterable[Path]) -> None:
+    """Let this process and its children read and run files of some folders, and write to others, for good.
+
+    OSError where the kernel has no Landlock.
+    """
+    files = (1 << _LANDLOCK_FILE_RIGHTS.get(_landlock_version(), 16)) - 1
+    reading = _LANDLOCK_EXECUTE | _LANDLOCK_READ_FILE | _LANDLOCK_READ_DIR
+    accesses = {path: reading for path in readable if path.exists()} | dict.fromkeys(writable, files)
+    rules = _rules(struct.pack("=Q", files), accesses)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0)
+    _call(_LANDLOCK_RESTRICT_SELF, rules, 0)
+    os.close(rules)
+
+
 def _ruleset(readable: list[Path]) -> int:
     """Return a descriptor of Landlock's rules: refuse everything that this kernel can, but reading some paths."""
     version = _landlock_version()
-    files = (1 << _LANDLOCK_FILE_RIGHTS.get(version, 16)) - 1
-    handled = struct.pack("=Q", files)
+    handled = struct.pack("=Q", (1 << _LANDLOCK_FILE_RIGHTS.get(version, 16)) - 1)
     if version >= 4:
         handled += struct.pack("=Q", 0b11)  # binding and connecting TCP sockets
     if version >= 6:
         handled += struct.pack("=Q", 0b11)  # abstract Unix sockets and signals of processes outside
+    return _rules(handled, dict.fromkeys(readable, _LANDLOCK_READ_FILE | _LANDLOCK_READ_DIR))
+
+
+def _rules(handled: bytes, accesses: dict[Path, int]) -> int:
+    """Return a descriptor of rules that refuse what they handle, but an access to each path and all below."""
     rules = _call(_LANDLOCK_CREATE_RULESET, ctypes.create_string_buffer(handled, len(handled)), len(handled), 0)
-    for path in readable:
+    for path, access in accesses.items():
         opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        access = _LANDLOCK_READ_FILE | (_LANDLOCK_READ_DIR if path.is_dir() else 0)
-        rule = ctypes.create_string_buffer(struct.pack("=Qi", access, opened))
-        _call(_LANDLOCK_ADD_RULE, rules, _LANDLOCK_RULE_PATH_BENEATH, rule, 0)
+        rule = struct.pack("=Qi", access if path.is_dir() else access & _LANDLOCK_OF_FILES, opened)
+        _call(_LANDLOCK_ADD_RULE, rules, _LANDLOCK_RULE_PATH_BENEATH, ctypes.create_string_buffer(rule), 0)
         os.close(opened)
     return rules
 

@@ -19,15 +19,14 @@ from math import isfinite
 from numbers import Real
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple
-
-import yaml
+from typing import Any
 
 from scripts.errors import CutOffError, UserError, shortened
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
 from scripts.rewards.asking import Answer, Client, Silent, Turns
+from scripts.rewards.gym_yaml import configured
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import HARMLESS, NotJudged, VerifierError
 
@@ -46,20 +45,11 @@ RESPONSE = {
     "tool_choice": "auto",
     "tools": [],
 }
-INHERITED = ("PATH", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
+INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "NLTK_DATA", "HF_HOME")
 
 
 class GymUnavailable(CutOffError):
     """A server of Gym is gone or silent; a later attempt may succeed."""
-
-
-class Configured(NamedTuple):
-    """A server in Gym's YAML: folder in resources_servers, file, settings, agents."""
-
-    folder: Path
-    file: Path
-    config: dict[str, Any]
-    agents: list[str]
 
 
 def output_items(text: str) -> list[dict[str, Any]]:
@@ -79,61 +69,6 @@ def output_items(text: str) -> list[dict[str, Any]]:
         for place, call in enumerate(calls)
     ]
     return [message, *made] if said or not calls else made
-
-
-def agents_of(gym: Gym | None, python: str | Path) -> dict[str, str]:
-    """Map agents to the servers for their rows; UserError where Gym names no agent, or two servers of an agent.
-
-    `python` runs the environment with Gym; a relative path starts from the repository.
-    """
-    found: dict[str, str] = {}
-    for name in gym.servers if gym else ():
-        agents = gym.agents.get(name) or configured(gym, name, python).agents
-        if not agents:
-            raise UserError(
-                f"gym.servers: Gym's YAML of {name} names no agent; say whose rows it rewards in gym.agents"
-            )
-        for agent in agents:
-            if found.setdefault(agent, name) != name:
-                raise UserError(
-                    f"gym.servers: {found[agent]} and {name} both reward the rows of {agent}; name one of them, or say "
-                    "in gym.agents whose rows each rewards"
-                )
-    return found
-
-
-def configured(gym: Gym, name: str, python: str | Path) -> Configured:
-    """Read a server's YAML in the Gym of this Python; UserError for another version or an unknown server."""
-    root = project_or_shipped(Path(python)).absolute().parents[1]
-    found = root.glob("lib/python3*/site-packages/nemo_gym-*.dist-info")
-    installed = {path.name.removeprefix("nemo_gym-").removesuffix(".dist-info") for path in found}
-    if gym.version not in installed:
-        is_there = f"holds nemo-gym {', '.join(sorted(installed))}" if installed else "holds no nemo-gym"
-        raise UserError(
-            f"gym.version is {gym.version}, but {root} {is_there}; make gym installs what envs/nemo-gym.txt names, and "
-            "the site's gym_python says where"
-        )
-    (servers,) = root.glob("lib/python3*/site-packages/resources_servers")
-    folder, _, stem = name.partition("/")
-    files = sorted((servers / folder / "configs").glob("*.yaml"))
-    file = servers / folder / "configs" / f"{stem or folder}.yaml"
-    if not stem and len(files) == 1:
-        (file,) = files
-    if file not in files:
-        known = ", ".join(f"{folder}/{found.stem}" for found in files) or "none of this folder"
-        raise UserError(f"gym.servers: Gym {gym.version} has no {file}; it has {known}")
-    parts = {key: part for key, part in yaml.safe_load(file.read_bytes()).items() if isinstance(part, dict)}
-    served = {key: part["resources_servers"] for key, part in parts.items() if "resources_servers" in part}
-    config = next((part[folder] for part in served.values() if folder in part), None)
-    if config is None:
-        raise UserError(f"gym.servers: {file} configures no resources server of {folder}")
-    agents = [
-        key
-        for key, part in parts.items()
-        for agent in part.get("responses_api_agents", {}).values()
-        if folder in served.get((agent.get("resources_server") or {}).get("name"), ())
-    ]
-    return Configured(servers / folder, file, config | gym.settings.get(name, {}), agents)
 
 
 class RunningServer:
@@ -167,7 +102,7 @@ class RunningServer:
                 "HF_HOME": str(Path.home() / ".cache/huggingface"),
                 "NLTK_DATA": str(Path.home() / "nltk_data"),
                 **{name: os.environ[name] for name in INHERITED if name in os.environ},
-                "HOME": self._home,
+                **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), self._home),
                 PARENT: str(os.getpid()),
                 "PYTHONPATH": str(installation()),
                 "CUDA_VISIBLE_DEVICES": "",
@@ -179,6 +114,7 @@ class RunningServer:
             start_new_session=True,
         )
         asked = {"folder": said.folder.name, "file": str(said.file), "settings": settings, "home": self._home}
+        asked["is_confined"] = self._reach.confined
         with self._process.stdin as given, contextlib.suppress(BrokenPipeError):
             given.write(json.dumps(asked).encode())
 

@@ -30,7 +30,9 @@ from nemo_gym.server_utils import ServerClient
 from omegaconf import DictConfig, OmegaConf
 
 from scripts.processes import end_with_parent
+from scripts.rewards.confine import restrict_files
 
+SYSTEM = ("bin", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var/lib")
 ROOT = Path(nemo_gym.__file__).parents[1]
 resources_servers.__path__ = [str(ROOT / "resources_servers")]
 
@@ -79,12 +81,26 @@ def end_group_with_this_process(home: str) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
+def confine(home: Path) -> None:
+    """Leave the server Python, the system, caches of models and data to read, and its home to write to.
+
+    A kernel without Landlock confines nothing.
+    """
+    caches = [Path(os.environ[name]) for name in ("HF_HOME", "NLTK_DATA")]
+    libraries = [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path.startswith("/")]
+    system = [Path("/", name) for name in SYSTEM]
+    with contextlib.suppress(OSError):
+        restrict_files([*libraries, *system, *caches], [home, Path("/dev")])
+
+
 def main() -> None:
     """Serve the server named on standard input, as the leader of a session."""
     end_with_parent()
     asked = json.load(sys.stdin)
     end_group_with_this_process(asked["home"])
     sys.path.remove(os.environ.pop("PYTHONPATH"))  # no module of ours is taken for one of theirs
+    if asked["is_confined"]:
+        confine(Path(asked["home"]))
     folder, parts = asked["folder"], OmegaConf.load(asked["file"]).values()
     config = next(part.resources_servers[folder] for part in parts if folder in part.get("resources_servers", ()))
     config = OmegaConf.to_container(OmegaConf.merge(config, asked["settings"]), resolve=True)

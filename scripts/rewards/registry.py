@@ -12,7 +12,8 @@ from scripts.errors import CutOffError, UserError
 from scripts.installed import environments
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.rewards.episode import Episode, tools_of
-from scripts.rewards.gym import RunningServer, agents_of
+from scripts.rewards.gym import RunningServer
+from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec

@@ -16,8 +16,8 @@ class TooLate(BaseException):
 def time_limit(seconds: float | None) -> Iterator[None]:
     """Raise TooLate in the main thread when a block has not ended in time; no limit elsewhere, and for None.
 
-    A thread's timer interrupts a block that waits, and a timer of the kernel, by CPU time, a block that computes without
-    giving the interpreter's lock away, such as a search for a pattern. math-verify sets the alarm, so neither uses it.
+    A thread's timer interrupts a block that waits. A timer of the kernel, by CPU time, interrupts a block that computes
+    without giving the interpreter's lock away, such as a search for a pattern. math-verify owns the alarm.
     """
     if seconds is None or threading.current_thread() is not threading.main_thread():
         yield

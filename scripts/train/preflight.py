@@ -5,6 +5,7 @@ Rows have been held against their contract before (scripts.data.check).
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,8 +19,10 @@ from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
-from scripts.records import Criteria, Gate, read_record
+from scripts.records import Criteria, Gate, Manifest, read_record
+from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat
+from scripts.rows.jsonl import read_rows
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
@@ -65,6 +68,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         "epochs": math.ceil(stage.planned * settings.rows_per_step / stage.rows),
         "tokens": tokens,
     }
+    if evaluated := _evaluated(stage):
+        record["evaluated_answers"] = evaluated
     if isinstance(shown, str):
         record["rows_not_shown"] = shown
         print(f"{stage.name}: rows are not shown: {shown}", file=sys.stderr)
@@ -76,6 +81,22 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         record["reward_probe"], faults = try_rewards(samples, probe)
         report(stage.name, faults, probe.action)
     return record
+
+
+def _evaluated(stage: Stage) -> dict[str, int]:
+    """Count the rows by task whose scorers evaluate a policy's answers, with a warning."""
+    names = read_record(stage.manifest, Manifest)["train"].get("environments")
+    if names is not None and not any(name.startswith("reasoning_gym") for name in names):
+        return {}
+    counts = Counter(filter(None, (evaluating_task(row) for _, _, row in read_rows(stage.train_split))))
+    if counts:
+        tasks = ", ".join(f"{task} ({rows})" for task, rows in sorted(counts.items()))
+        print(
+            f"warning: {stage.name}: {stage.train_split}: {counts.total()} rows have scorers that run a policy's "
+            f"answers as code: {tasks}; a server started here is confined where the kernel can (SECURITY.md)",
+            file=sys.stderr,
+        )
+    return dict(sorted(counts.items()))
 
 
 def _known_problems(stage: Stage) -> Iterator[str]:

@@ -23,7 +23,8 @@ from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import registry
-from scripts.rewards.gym import GymUnavailable, RunningServer, agents_of
+from scripts.rewards.gym import GymUnavailable, RunningServer
+from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, register_gym, reward_groups, scores
 from scripts.rewards.verdict import NotJudged, Unjudged
 from tests.conftest import SHORT

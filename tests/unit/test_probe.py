@@ -190,3 +190,20 @@ def test_keys_of_judges_and_of_the_larger_probe_say_what_to_do_instead(tmp_path,
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=re.escape(says)):
         load_recipe(tmp_path / "recipe.yaml")
+
+
+def test_the_preflight_names_rows_whose_scorers_run_answers_as_code(load, tmp_path, monkeypatch, capsys):
+    name = "reasoning_gym_simple_agent"
+    monkeypatch.setitem(SPECS, name, EnvironmentSpec(verify=lambda row, response: 0.0))
+    tasks = ["countdown", "knights_knaves", "countdown", "puzzle24", None, 7]
+    made = [
+        {**row, "agent_ref": {"type": "responses_api_agents", "name": name}, "metadata": {"source_dataset": task}}
+        for row, task in zip(math_rows(), tasks, strict=False)
+    ]
+    made[-1]["metadata"] = "none"
+    record = check_stage(ready_stage(load(rows=1, action="warn"), tmp_path, "rlvr1", [*math_rows(), *made]))
+    assert record["evaluated_answers"] == {"countdown": 2, "puzzle24": 1}
+    assert (
+        "3 rows have scorers that run a policy's answers as code: countdown (2), puzzle24 (1)"
+        in capsys.readouterr().err
+    )

@@ -15,7 +15,7 @@ from scripts.backends.trl.versions import problem_of
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.rewards.gym import agents_of
+from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym
 from scripts.rows.jsonl import key_of, read_rows
 from scripts.stage.consistency import exported_model
