@@ -53,7 +53,7 @@ class Console(logging.Filter):
             self.before_jobs()
             end_beside_locks()
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
-            print(line)
+            logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
         elif event is None and self._is_short and isinstance(record.msg, str):
             if record.msg.startswith(REPEATED):
                 return False

@@ -19,10 +19,14 @@ from snakemake.dag import DAG
 from scripts.files import duration
 
 
-def date_results(results: Path) -> None:
-    """Date a run's files from the future now, in their order; no hard links, which may be files of the user's own."""
+def date_results(results: Path, store: str) -> None:
+    """Date a run's files from the future now, in their order, but for the store, of which no time counts.
+
+    Hard links keep their times: the file may be the user's own.
+    """
     now, ahead = time.time(), []
-    for folder, _, names in os.walk(results):
+    for folder, below, names in os.walk(results):
+        below[:] = [name for name in below if name != store]
         for name, is_followed in product(names, (False, True)):
             with suppress(FileNotFoundError):  # removed by a job of another call, or a link to nowhere
                 path = f"{folder}/{name}"
