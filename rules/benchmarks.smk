@@ -83,4 +83,4 @@ rule score_tasks:
     shell:
         "{params.python:q} -m scripts.evaluate.tasks --recipe {params.recipe:q} --export {input.export:q}"
         " --parent {input.parent:q} --packages {params.packages:q} --threads {threads} --accelerator {params.accelerator:q}"
-        " --store {params.store:q} --output {output:q} 2> {log:q} | tee -a {log:q}"
+        " --store {params.store:q} --output {output:q} 2> {log:q} | (tee -a -p {log:q} || :)"

@@ -9,8 +9,9 @@ from scripts.slurm.resources import light_resources, one_node_resources, trainin
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import prepare, refuse_taken_folder
+from scripts.slurm.future import date_results
 from scripts.stage.consistency import refuse_damage
-from scripts.stage.paths import MODEL
+from scripts.stage.paths import MODEL, STORE
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
 
@@ -29,6 +30,7 @@ TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
+    date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
     sync_configs(RECIPE, Path(RESULTS))
     write_settings(RECIPE, Path(RESULTS))

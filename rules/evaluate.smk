@@ -64,7 +64,7 @@ rule evaluate:
         "python -m scripts.evaluate.score --recipe {params.recipe:q} --export {input.export:q}"
         " --start {input.parent_rollouts:q} {input.config:q} {input.model:q}"
         " --validation {input.splits:q} --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
-        " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | tee {log:q}"
+        " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | (tee -p {log:q} || :)"
 
 
 def root_of(wildcards):
@@ -129,4 +129,4 @@ rule gate:
         "python -m scripts.evaluate.gate --recipe {params.recipe:q} --stage {wildcards.stage:q}"
         " --metrics {input.metrics:q} --evaluation {input.evaluation:q} --benchmarks {input.benchmarks:q}"
         " --criteria {output.criteria:q}"
-        " --output {output.gate:q} 2>&1 | tee {log:q}"
+        " --output {output.gate:q} 2>&1 | (tee -p {log:q} || :)"

@@ -51,6 +51,13 @@ def process_mark() -> str:
     return f"{socket.gethostname()}.{namespace}.{os.getpid()}.{process_start(os.getpid())}"
 
 
+def end_with(pid: int, start: int | None) -> None:
+    """Let the kernel end the current process with the thread that began it; exit where the process `pid` is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if not is_running(pid, start):
+        sys.exit("the parent process is gone")
+
+
 def end_with_parent() -> None:
     """Let the kernel end the current process with the parent; exit at once where the parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.processes import end_with, process_start
 from scripts.recipe.model import RandomModel
 from scripts.records import ShownRow, ShownTokens
 
@@ -28,11 +29,14 @@ def without_torch(tell: Callable[..., Told], *arguments: Any) -> Told:
     """
     if "torch" in sys.modules:
         return tell(*arguments)
-    with ProcessPoolExecutor(1, get_context("fork"), initializer=_hide_torch) as pool:
+    me = (os.getpid(), process_start(os.getpid()))
+    with ProcessPoolExecutor(1, get_context("fork"), initializer=_begin, initargs=me) as pool:
         return pool.submit(tell, *arguments).result()
 
 
-def _hide_torch() -> None:
+def _begin(parent: int, start: int | None) -> None:
+    """End with the parent; hide torch."""
+    end_with(parent, start)
     sys.modules["torch"] = None
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 

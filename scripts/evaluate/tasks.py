@@ -18,6 +18,7 @@ from scripts.evaluate.benchmarks import beside_parent, read_scores
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
+from scripts.processes import PARENT
 from scripts.program import run_command_line
 from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
@@ -25,7 +26,10 @@ from scripts.records import Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.consistency import MEGATRON, exported_model
 
-LM_EVAL = "import runpy, sys; sys.path.append(sys.argv.pop(1)); runpy.run_module('lm_eval', run_name='__main__')"
+LM_EVAL = (
+    "import runpy, sys; from scripts.processes import end_with_parent; end_with_parent();"
+    "sys.path.append(sys.argv.pop(1)); runpy.run_module('lm_eval', run_name='__main__')"
+)
 KEY = 16
 CPU_BATCH = 8
 THINKING = "enable_thinking"
@@ -96,7 +100,8 @@ def run_harness(settings: dict[str, Any], packages: Path, folder: Path) -> None:
     config = folder / "lm-eval.yaml"
     config.write_text(yaml.safe_dump(settings | {"output_path": str(folder)}), encoding="utf-8")
     command, last = [sys.executable, "-c", LM_EVAL, str(packages), "run", "--config", str(config)], ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:  # noqa: S603
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": os.environ | {PARENT: str(os.getpid())}}
+    with subprocess.Popen(command, text=True, **told) as process:  # noqa: S603
         for line in process.stdout:
             sys.stderr.write(line)
             last = line.strip() or last

@@ -9,6 +9,7 @@ from itertools import chain, islice
 from typing import TypeVar
 
 from scripts.errors import CutOffError
+from scripts.processes import end_with, process_start
 
 Item, Result = TypeVar("Item"), TypeVar("Result")
 AHEAD = 3
@@ -22,14 +23,15 @@ def default_workers() -> int:
 def in_order(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
     """Yield the results of `function` in the order of the items, reading few items ahead.
 
-    One worker, or one item, needs no other process. CutOffError if a process is killed.
+    One worker, or one item, needs no other process. The kernel ends the workers with the calling thread. CutOffError
+    if a process is killed.
     """
     items = iter(items)
     first = list(islice(items, 2))
     if workers == 1 or len(first) < 2:
         yield from map(function, chain(first, items))
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(workers, initializer=end_with, initargs=(os.getpid(), process_start(os.getpid()))) as pool:
         waiting: deque[Future[Result]] = deque()
         try:
             for item in chain(first, items):

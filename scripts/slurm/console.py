@@ -4,7 +4,9 @@ A mistake becomes one line, a dry run a line a job with the plan at its end. Two
 job (RUN_INFO) a refusal may end the call, and a failed job (JOB_ERROR) is tried again or not.
 """
 
+import _thread
 import logging
+import signal
 import sys
 from collections.abc import Mapping
 from textwrap import indent
@@ -49,8 +51,9 @@ class Console(logging.Filter):
             _replace(record, job_line(record.__dict__))
         elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
             self.before_jobs()
+            end_beside_locks()
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
-            print(line)
+            logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
         elif event is None and self._is_short and isinstance(record.msg, str):
             if record.msg.startswith(REPEATED):
                 return False
@@ -74,6 +77,13 @@ class Console(logging.Filter):
         if line := self.on_failure(job):
             _replace(record, line)
             record.levelno, record.levelname = logging.WARNING, "WARNING"
+
+
+def end_beside_locks() -> None:
+    """Let Snakemake's handler of SIGTERM act in a thread; the main thread may hold the locks that the handler takes."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if callable(handler):
+        signal.signal(signal.SIGTERM, lambda *told: _thread.start_new_thread(handler, told))
 
 
 def _replace(record: logging.LogRecord, line: str) -> None:

@@ -137,7 +137,7 @@ def _take(owner_file: Path, token: str) -> bool:
         guard.touch(exist_ok=False)
     except FileExistsError:
         with suppress(FileNotFoundError):
-            if time.time() - guard.stat().st_mtime > 60:
+            if abs(time.time() - guard.stat().st_mtime) > 60:
                 guard.unlink(missing_ok=True)
         return False
     displaced, silence = None, math.inf

@@ -91,13 +91,14 @@ def test_a_mistake_is_a_line_and_what_a_job_has_said_is_not_said_again():
     assert not console.filter(record(LogEvent.ERROR, "CalledProcessError in file rules/train.smk"))
 
 
-def test_the_end_of_the_last_job_says_where_the_report_is(capsys):
+def test_the_end_of_the_last_job_says_where_the_report_is(caplog):
+    caplog.set_level(logging.INFO, "snakemake.logging")
     console = Console(workflow())
     console.at_end = lambda: "The report is here"
     console.filter(record(LogEvent.PROGRESS, done=1, total=2))
-    assert not capsys.readouterr().out
+    assert not caplog.messages
     console.filter(record(LogEvent.PROGRESS, done=2, total=2))
-    assert capsys.readouterr().out == "The report is here\n"
+    assert caplog.messages == ["The report is here"]
 
 
 def test_a_second_call_in_a_process_replaces_the_filter():

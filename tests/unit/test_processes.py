@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from scripts.processes import PARENT, process_start
 
 CHILD = "from scripts.processes import end_with_parent; end_with_parent(); print('up', flush=True); input()"
@@ -35,3 +37,37 @@ def test_one_whose_holder_was_gone_before_it_could_say_so_does_not_begin():
         [sys.executable, "-c", CHILD], env=os.environ | {PARENT: "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and done.stdout == "" and "the parent process is gone" in done.stderr
+
+
+POOLS = {
+    "rows": "from scripts.rows.parallel import in_order; list(in_order(work, range(99), 2))",
+    "tokens": "from scripts.backends.tokens import without_torch; without_torch(work, 0)",
+}
+WORK = """
+import os, time
+
+def work(number):
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(600)
+
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("pool", POOLS)
+def test_workers_end_with_a_program_that_is_killed(pool, number):
+    program = subprocess.Popen([sys.executable, "-c", WORK + POOLS[pool]], stdout=subprocess.PIPE, text=True)
+    workers = [int(program.stdout.readline()) for _ in range(1 + (pool == "rows"))]
+    program.send_signal(number)
+    assert program.wait(5) == -number
+    deadline = time.monotonic() + 5
+    while any(process_start(worker) is not None for worker in workers):
+        assert time.monotonic() < deadline, "a worker outlives the program"
+        time.sleep(0.01)
+
+
+def test_a_worker_that_begins_after_the_end_of_its_program_ends_too():
+    told = "from scripts.processes import end_with; end_with({}, {}); print('up')"
+    for start, status in ((process_start(os.getpid()), 0), (1, 1)):
+        done = subprocess.run([sys.executable, "-c", told.format(os.getpid(), start)], check=False, capture_output=True)
+        assert done.returncode == status
