@@ -12,7 +12,7 @@ from scripts.data.hub import Snapshot, download, near, open_snapshot
 from scripts.data.published import PublishedFile
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
-from scripts.files import explain_write_errors, file_inside, link_or_copy
+from scripts.files import copy_file, explain_write_errors, file_inside, link_or_copy
 from scripts.recipe.source import FolderSource, HubSource
 
 THREADS = 4
@@ -103,7 +103,12 @@ class Fetcher:
         placed = self.directory / item.target
         placed.parent.mkdir(parents=True, exist_ok=True)
         with explain_write_errors(placed):
-            link_or_copy(path, placed)
+            if described is not None:
+                link_or_copy(path, placed)
+            elif path.suffix == ".zip":  # of pictures, too large for a second one
+                placed.symlink_to(path.absolute())
+            else:  # Snakemake dates its outputs, and a link would date the user's own file
+                copy_file(path, placed)
         self.described[item.target] = described or describe_file(placed)
 
 

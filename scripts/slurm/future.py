@@ -18,6 +18,9 @@ from snakemake.dag import DAG
 
 from scripts.files import duration
 
+PICTURES = "images"
+"""The folders of extracted pictures, too many to look at."""
+
 
 def date_results(results: Path, store: str) -> None:
     """Date a run's files from the future now, in their order, but for the store, of which no time counts.
@@ -26,7 +29,7 @@ def date_results(results: Path, store: str) -> None:
     """
     now, ahead = time.time(), []
     for folder, below, names in os.walk(results):
-        below[:] = [name for name in below if name != store]
+        below[:] = [name for name in below if name not in (store, PICTURES)]
         for name, is_followed in product(names, (False, True)):
             with suppress(FileNotFoundError):  # removed by a job of another call, or a link to nowhere
                 path = f"{folder}/{name}"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scripts.data.download import fetch_source
+from scripts.data.fetcher import Fetcher, Wanted
 from scripts.errors import UserError
 from scripts.files import file_inside, replace_directory, sync_tree
 from scripts.model.hugging_face import INDEX, tensors_of
@@ -141,6 +142,22 @@ def test_linked_files_of_a_user_keep_mode_and_times(recipe, tmp_path, secret):
         (fresh / "own.jsonl").touch(0o600)
     sync_tree(tmp_path / "made")
     assert as_it_was(secret) == before and (tmp_path / "made/own.jsonl").stat().st_mode & 0o044
+
+
+def test_dating_the_source_as_snakemake_does_dates_no_file_of_the_user(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    before = {}
+    for name in ("rows.jsonl", "pictures.zip"):
+        (folder / name).write_text(ROW)
+        os.utime(folder / name, (1e9, 1e9))
+        before[name] = as_it_was(folder / name)
+    fetcher = Fetcher(tmp_path / "source")
+    fetcher.fetch([Wanted(FolderSource(kind="folder", path=str(folder)), name, name) for name in before])
+    for name in before:
+        os.utime(tmp_path / "source" / name, follow_symlinks=False)
+        assert (tmp_path / "source" / name).read_text() == ROW
+    assert {name: as_it_was(folder / name) for name in before} == before
 
 
 @needs_transformers
