@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import shutil
 import struct
 import traceback
@@ -94,6 +95,38 @@ def test_a_mistake_of_yaml_has_its_line(tmp_path, text, line, says):
     (tmp_path / "r.yaml").write_text(text)
     said = refusal(load_recipe, tmp_path / "r.yaml")
     assert said.startswith(f"{tmp_path}/r.yaml:{line}: ") and says in said and len(said) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("algorithm: grpo", "algorithm: {}"),
+        ("algorithm: grpo", "algorithm: [grpo]"),
+        ("algorithm: grpo", "algorithm: grpo, sweep: {0.7: [1]}"),
+        ("algorithm: grpo", "algorithm: grpo, sweep: {'..': [1]}"),
+        ("algorithm: grpo", "algorithm: grpo, sweep: [{seed: {}}, {seed: []}]"),
+        ("evaluation:", "evaluation: text\nx:"),
+        ("blends:", "environments: {name: 0.7}\nblends:"),
+        ("blends:", "environments: {name: [a]}\nblends:"),
+        ("blends:", f"environments: {{name: {'x' * 5000}}}\nblends:"),
+        ("stages:", "stages: {0.7: {sweep: {seed: [1]}, algorithm: grpo}}\nx:"),
+    ],
+)
+def test_a_mistake_of_a_recipe_has_its_line(tmp_path, old, new):
+    whole = (ROOT / "config/recipes/tiny.yaml").read_text()
+    assert old in whole
+    (tmp_path / "r.yaml").write_text(whole.replace(old, new, 1))
+    assert re.match(f"{tmp_path}/r.yaml:\\d+: .{{4,1150}}", refusal(load_recipe, tmp_path / "r.yaml"))
+
+
+@pytest.mark.parametrize("text", ["recipe: 2026-13-45", "1: 2", BOMB + "recipe: *a11", "recipe: !!int x"])
+def test_a_config_that_snakemake_cannot_read_is_one_message(tmp_path, monkeypatch, text):
+    from scripts.slurm.mistakes import Messages
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.yaml").write_text(text)
+    assert re.match(r"config/config.yaml:\d: ", Messages(None).line(ValueError("Snakemake's own")))
 
 
 def test_a_long_message_keeps_its_first_lines_and_its_last():
