@@ -8,19 +8,24 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 from scripts.credentials import without_credentials
+
+LONGEST = 1200
 
 
 class UserError(Exception):
     """A mistake that a person can mend; the message says what, where (file, line, key) and the remedy.
 
-    Credentials in quoted text become stars.
+    Credentials in quoted text become stars. A message of more than `LONGEST` characters loses its middle.
     """
 
+    most = LONGEST
+
     def __init__(self, message: object) -> None:
-        super().__init__(without_credentials(str(message)))
+        super().__init__(_cut(without_credentials(str(message)), self.most))
 
 
 class CutOffError(UserError):
@@ -29,6 +34,25 @@ class CutOffError(UserError):
 
 class ExhaustedError(CutOffError):
     """The data ended before the planned step; the next attempt aims at a reachable step."""
+
+
+class LogError(UserError):
+    """The end of a failed program, with its trace or log for the search of the cause."""
+
+    most = 20 * LONGEST
+
+
+def _cut(message: str, most: int) -> str:
+    """Return a message of at most `most` characters: first lines, the number of those left out, the last line."""
+    if len(message) <= most:
+        return message
+    width = max(most // 4, (most - 50) // (message.count("\n") + 1)) - 5
+    cut = width - width // 4
+    parts = [x if len(x) <= width else f"{x[:cut]} ... {x[cut - width :]}" for x in message.split("\n")]
+    ends = accumulate((len(line) + 1 for line in parts[:-1]), initial=len(parts[-1]) + 50)
+    count = sum(end <= most for end in ends) - 1
+    more = [f"  ... and {len(parts) - 1 - count} lines more ..."] if count < len(parts) - 1 else []
+    return "\n".join([*parts[:count], *more, parts[-1]])
 
 
 def shortened(text: str, length: int) -> str:
@@ -92,5 +116,5 @@ def run_program(main: Callable[[], int | None]) -> None:
     except OSError as error:
         if error.filename is None:
             raise
-        sys.exit(f"error: {explain_refusal(error)}")
+        sys.exit(f"error: {UserError(explain_refusal(error))}")
     sys.exit(status or 0)

@@ -11,12 +11,14 @@ from typing import Any
 
 import yaml
 from fsspec.utils import glob_translate
-from huggingface_hub import DatasetCard
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from scripts.data.hub import near
 from scripts.data.published import FORMATS, format_of
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
+from scripts.recipe.yaml_file import FAST_LOADER, LARGEST, limited
+from scripts.rows.bounds import bounded
 
 CARD = "README.md"
 WORDS = {
@@ -37,8 +39,13 @@ def files_named(file: str | list[str], names: Collection[str], where: str) -> li
 def _named(file: str, names: Collection[str], where: str) -> list[str]:
     if "*" not in file:
         return [file]
-    pattern = re.compile(glob_translate(file))
-    if not (found := sorted(name for name in names if pattern.fullmatch(name))):
+    try:
+        with bounded(f"{where}: {file}"):
+            pattern = re.compile(glob_translate(file))
+            found = sorted(name for name in names if pattern.fullmatch(name))
+    except (re.error, ValueError) as error:
+        raise UserError(f"{where}: {file}: no pattern of files ({error})") from None
+    if not found:
         raise UserError(f"{where}: no file is like {file}; {near(file, sorted(names))}")
     return _whole(found, where)
 
@@ -47,7 +54,10 @@ def files_of_split(
     names: Collection[str], card: str, subset: str | None, split: str | None, where: str
 ) -> list[list[str]]:
     """Return the files of a split, or of several joined by a plus sign; UserError names the valid ones."""
-    splits = _splits_of(names, card, subset, where)
+    try:
+        splits = _splits_of(names, card, subset, where)
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: the head of its {CARD} is no YAML, or names no files ({error}); say file") from None
     if split is None:
         split = "train" if "train" in splits else next(iter(splits)) if len(splits) == 1 else ""
     found = []
@@ -60,7 +70,7 @@ def files_of_split(
 
 def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
     """Return the files of each split of a subset."""
-    configs = {str(config.get("config_name", "default")): config for config in _configs(card, where)}
+    configs = {str(config.get("config_name", "default")): config for config in _configs(card)}
     if configs:
         default = [name for name, config in configs.items() if config.get("default") or name == "default"]
         chosen = subset or next(iter(default or (configs if len(configs) == 1 else ())), "")
@@ -88,11 +98,10 @@ def _splits_of(names: Collection[str], card: str, subset: str | None, where: str
     return splits
 
 
-def _configs(card: str, where: str) -> list[dict[str, Any]]:
-    try:
-        configs = DatasetCard(card, ignore_metadata_errors=True).data.get("configs")
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{where}: the head of its {CARD} is no YAML ({error}); say file") from None
+def _configs(card: str) -> list[dict[str, Any]]:
+    head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
+    node = limited(head, loader := FAST_LOADER(head))
+    configs = node and loader.construct_document(node).get("configs")
     return [config for config in configs or [] if isinstance(config, dict)]
 
 

@@ -145,7 +145,7 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
     if patterns:
         sets = files_named(patterns, names, where)
     else:
-        card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8") if CARD in names else ""
+        card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8", "replace") if CARD in names else ""
         sets = files_of_split(names, card, source.subset, source.split, where)
     return [[Wanted(whole, file) for file in files] for files in sets]
 

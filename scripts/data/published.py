@@ -16,6 +16,7 @@ from pyarrow import csv
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
 from scripts.rows.blocks import LONGEST_LINE
+from scripts.rows.bounds import bounded
 from scripts.rows.jsonl import RowError, row_or_error
 
 Row = dict[str, Any]
@@ -24,6 +25,7 @@ PACKED = (".gz", ".zst", ".bz2")
 ROWS = 1024
 BYTES = 1 << 20
 BATCH_BYTES = 16 * BYTES
+LARGEST_READ = 8 << 30  # most memory for a page of Parquet, the rows of a batch, or a list in JSON
 
 
 def format_of(name: str) -> str | None:
@@ -50,7 +52,8 @@ class Batch:
     def rows(self) -> list[Row | RowError]:
         """The rows; a RowError for a broken line."""
         lines = self.content
-        return [row_or_error(line) for line in lines] if isinstance(lines, list) else lines.to_pylist()
+        with bounded(self.shown, 0, LARGEST_READ):
+            return [row_or_error(line) for line in lines] if isinstance(lines, list) else lines.to_pylist()
 
     def require(self, columns: Collection[str]) -> None:
         """UserError for a column that no row has."""
@@ -90,7 +93,11 @@ class PublishedFile:
         """Yield the rows in order; of Parquet only existing `columns`, or all if none is named."""
         reader, first = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(self.format, _lines), 1
         with self._reading():
-            for content in reader(self, columns):
+            contents = reader(self, columns)
+            while True:
+                with bounded(self.shown, 0, LARGEST_READ):
+                    if (content := next(contents, None)) is None:
+                        return
                 yield Batch(self.shown, first, content)
                 first += len(content)
 
@@ -132,7 +139,7 @@ def _lines(published: PublishedFile, _columns: Collection[str]) -> Iterator[list
     with pa.input_stream(published.path) as file:
         rest = file.read(BYTES).removeprefix(codecs.BOM_UTF8)
         if published.format == ".json" and rest.lstrip().startswith(b"["):
-            yield from _list(rest + file.read(), shown)
+            yield from _list(b"".join([rest, *iter(lambda: file.read(BYTES), b"")]), shown)
             return
         while chunk := file.read(BYTES):
             *whole, rest = (rest + chunk).split(b"\n")

@@ -31,6 +31,7 @@ from scripts.data.conversations import (
 )
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
+from scripts.rows.bounds import bounded
 from scripts.rows.kinds import contract_of
 from scripts.rows.messages import closing_text, common_length
 
@@ -189,7 +190,8 @@ class Mapper:
             values = {"reasoning": reasoning, "answer": answer}
             text = _SLOT.sub(lambda slot: values[slot[1]], self.rows.completion_template)
         if self.rows.remove:
-            text = re.sub(self.rows.remove, "", text)
+            with bounded(f"remove: {self.rows.remove}"):
+                text = re.sub(self.rows.remove, "", text)
         return [{"role": "assistant", "content": text}]
 
     def _prompt(self, published: Row) -> Row:

@@ -141,7 +141,7 @@ def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
             header = int.from_bytes(file.read(8), "little")
     except FileNotFoundError:
         raise UserError(f"{path}: is in the index, but not there") from None
-    except (SafetensorsParsingError, AttributeError, TypeError) as error:
+    except (SafetensorsParsingError, AttributeError, TypeError, LookupError, *DAMAGE) as error:
         raise UserError(f"{path}: no readable safetensors header ({error})") from None
     end = 8 + header + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if path.stat().st_size != end:

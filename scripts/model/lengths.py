@@ -22,6 +22,7 @@ from scripts.errors import UserError
 from scripts.model import scratch
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows.blocks import Block, blocks_of
+from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import chat_template_of, compiled_template
 from scripts.rows.jsonl import decode_row
 from scripts.rows.kinds import KINDS
@@ -30,7 +31,7 @@ from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
 BYTES = "one token a byte"
-NOT_A_ROW = (ValueError, KeyError, TypeError, AttributeError)
+NOT_A_ROW = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
 TOOLS = [
@@ -135,8 +136,9 @@ class TokenCounter(NamedTuple):
         if self.chat_template is None or not all("role" in message for message in messages):
             return None
         try:
-            template = _template(self.chat_template, Path(self.tokenizer).parent)
-            return template.render(messages=as_chat(messages), tools=tools, add_generation_prompt=asks)
+            with bounded(f"the chat template beside {self.tokenizer}"):
+                template = _template(self.chat_template, Path(self.tokenizer).parent)
+                return template.render(messages=as_chat(messages), tools=tools, add_generation_prompt=asks)
         except (TemplateError, *NOT_A_ROW):
             return None
 

@@ -1,12 +1,13 @@
 """Prepare a pretrained model as an export: whole, of a trainable kind, its tokenizer fit for conversations."""
 
 import fnmatch
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from scripts.errors import UserError
@@ -15,8 +16,10 @@ from scripts.model.hugging_face import check_model, chosen_files, config_of
 from scripts.model.model_source import template_of
 from scripts.model.processor import check_template
 from scripts.recipe.model import PretrainedModel
+from scripts.rows.bounds import bounded
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
+LAYERS, MOST_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 10_000
 OTHER_KINDS = {
     "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
     "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
@@ -43,12 +46,29 @@ def prepare_pretrained(
     for name in chosen:
         if name not in weights:
             bring(name)
-    _check_kind(model.name, folder)
-    _settle_tokenizer(model, folder)
+    with _readable(f"{model.name}/config.json"):
+        _check_kind(model.name, folder)
+    with _readable(f"{model.name}: its tokenizer, chat template or generation_config.json"):
+        _settle_tokenizer(model, folder)
     for name in weights:
         bring(name)
-    check_model(folder)
-    _check_loads(model.name, folder)
+    with _readable(f"{model.name}: its config.json or weights"):
+        check_model(folder)
+        _check_loads(model.name, folder)
+
+
+@contextmanager
+def _readable(what: str) -> Iterator[None]:
+    """Raise UserError for files that transformers cannot read; a damaged file may make any error."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}".strip()
+        raise UserError(
+            f"{what}: transformers {transformers.__version__} cannot read it ({problem}); fetch it again"
+        ) from None
 
 
 def _check_kind(name: str, folder: Path) -> None:
@@ -67,21 +87,22 @@ def _check_kind(name: str, folder: Path) -> None:
         why = "is an encoder with a decoder; only decoders are trained"
     elif "vision_config" in config:
         why = "sees pictures; of pretrained models only those of text are trained"
+    elif any((config.get(key) or 0) > MOST_LAYERS for key in LAYERS):
+        why = f"has more than {MOST_LAYERS} layers"
     elif classes[:1] not in DECODERS:
         why = f"is a {', '.join(classes) or kind}, no decoder with a head over its vocabulary (a reward model?)"
     else:
+        with bounded(f"{name}/config.json"):
+            AutoConfig.from_pretrained(folder, local_files_only=True)
         return
     raise UserError(f"model.name: {name}: {why}")
 
 
 def _check_loads(name: str, folder: Path) -> None:
     """Raise UserError where transformers would make up missing weights."""
-    try:
-        _, found = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, device_map="meta", output_loading_info=True
-        )
-    except (RuntimeError, ValueError, OSError) as error:
-        raise UserError(f"{name}: transformers {transformers.__version__} cannot load it: {error}") from None
+    _, found = AutoModelForCausalLM.from_pretrained(
+        folder, local_files_only=True, device_map="meta", output_loading_info=True
+    )
     if missing := sorted(found["missing_keys"]):
         raise UserError(f"{name}: its files lack {missing[0]} ({len(missing)} missing); take a whole copy")
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -23,9 +22,11 @@ from scripts.model.scratch import (
     USER,
 )
 from scripts.recipe.model import RandomModel
+from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import tokenizer_of
 
 ANSWER = "stagecoach"
+LONGEST_TALK = 1 << 20
 TALK = [
     {"role": "user", "content": "?"},
     {"role": "assistant", "content": "!"},
@@ -68,9 +69,14 @@ def check_template(name: str, tokenizer: Any, key: str, ends: list[int], advice:
     `key` is the key of another template; generation ends with `ends` and eos, and `advice` is how to mend them.
     """
     try:
-        prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
-        text = tokenizer.apply_chat_template(TALK, tokenize=False)
-    except (TemplateError, TypeError, ValueError) as error:
+        with bounded(f"{name}: the chat template (named by {key}, or the model's own)"):
+            prompt = tokenizer.apply_chat_template(TALK[:-1], tokenize=False, add_generation_prompt=True)
+            text = tokenizer.apply_chat_template(TALK, tokenize=False)
+            if len(prompt + text) > LONGEST_TALK:
+                raise ValueError(f"more than {LONGEST_TALK} characters for four words")
+    except UserError:
+        raise
+    except Exception as error:  # a template is a program, and may raise anything
         raise UserError(f"{name}: the chat template fails ({error}); name a template as {key}") from None
     if ANSWER not in text.removeprefix(prompt):
         raise UserError(f"{name}: the chat template prints no assistant's answer; name another template as {key}")

@@ -6,7 +6,7 @@ them, the best or an earlier checkpoint. Functions read the raw values of the fi
 
 import re
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PositiveInt, ValidationError
@@ -17,6 +17,8 @@ from scripts.recipe.yaml_file import merge, nested
 
 HELD_OUT_MEAN = "held_out_mean"
 KEYS = frozenset({"sweep", "best"})
+MOST_VARIANTS = 1000
+"""Most variants of a stage."""
 MADE = ("sweeps", "checkpoints", "choices")
 
 
@@ -108,7 +110,9 @@ class _Expansion:
             return
         settings = {key: value for key, value in stage.items() if key not in KEYS}
         parents = self._parents(name, stage.get("parent"))
-        points = list(_points(name, stage["sweep"])) if "sweep" in stage else [{}]
+        points = list(islice(_points(name, stage["sweep"]), MOST_VARIANTS + 1)) if "sweep" in stage else [{}]
+        if len(parents) * len(points) > MOST_VARIANTS:
+            raise invalid(f"more than {MOST_VARIANTS} variants", f"stages.{name}.sweep")
         labels = _labels(points)
         variants: dict[str, dict[str, Any]] = {}
         for (origin, parent), point in product(parents.items(), points):

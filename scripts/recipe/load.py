@@ -39,10 +39,10 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
             )
         recipe = recipe.model_copy(update={"model": PretrainedModel(name=model)})
     for name, program in recipe.environments.items():
-        if not Path(program).is_file():
+        if not os.path.isfile(program):  # noqa: PTH113 - of any text
             raise UserError(f"{file.key('environments', name)}: no such file: {Path(program).absolute()}")
     for place, task in enumerate(recipe.evaluation.task_list if recipe.evaluation else ()):
-        if task.include_path and not Path(task.include_path).is_dir():
+        if task.include_path and not os.path.isdir(task.include_path):  # noqa: PTH112 - of any text
             at = file.key("evaluation", "tasks", str(place), "include_path")
             raise UserError(f"{at}: no such folder: {Path(task.include_path).absolute()}")
     stages = {name: stage.completed(recipe, name, file.key) for name, stage in recipe.stages.items()}
@@ -82,12 +82,14 @@ def load_config(path: Path, over: dict[str, Any]) -> Config:
         raise UserError(f"{path.absolute()}: no such file; cd to a project, or make one: stagecoach init my-project")
     YamlFile(path, over).refuse_credentials()
     file = read_yaml(path)
-    return file.validate(Config, (file.data or {}) | over)
+    return file.validate(Config, (file.data or {}) | over if isinstance(file.data, dict | None) else file.data)
 
 
 def parse_config(values: dict[str, Any]) -> Config:
     """Check the values that Snakemake read from config.yaml and the command line."""
     file = YamlFile(Path("config/config.yaml"), values)
+    if file.path.is_file():
+        read_yaml(file.path)  # for its lines and limits
     file.refuse_credentials()
     return file.validate(Config)
 
@@ -119,7 +121,8 @@ def _with_defaults(data: Any) -> Any:
     defaults = data.get("defaults") or {}
     stages = {}
     for name, stage in data["stages"].items():
-        base = defaults.get(stage.get("algorithm")) if isinstance(stage, dict) and isinstance(defaults, dict) else None
+        is_plain = isinstance(stage, dict) and isinstance(defaults, dict)
+        base = defaults.get(str(stage.get("algorithm"))) if is_plain else None
         is_for_it = isinstance(base, dict) and stage.get("backend") in (None, base.get("backend", DEFAULT_BACKEND))
         stages[name] = merge(base, stage) if is_for_it else stage
     return data | {"stages": stages}

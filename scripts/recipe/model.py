@@ -1,32 +1,34 @@
 """The model at a recipe's start."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Strict
 
+Width, Layers = Annotated[PositiveInt, Field(le=1 << 17)], Annotated[PositiveInt, Field(le=1000)]
+
 
 class RandomVision(Strict):
     """A vision tower whose patches stand before the decoder as tokens, as in LLaVA (arXiv:2304.08485)."""
 
-    image_size: PositiveInt = Field(description="Pixels of a side, to which every picture is scaled.")
-    patch_size: PositiveInt
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
+    image_size: Width = Field(description="Pixels of a side, to which every picture is scaled.")
+    patch_size: Width
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Width
 
 
 class RandomModel(Strict):
     """A Llama-shaped decoder with random weights and a byte-level tokenizer, for stages without a parent."""
 
-    hidden_size: PositiveInt
-    intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
-    num_attention_heads: PositiveInt
-    num_key_value_heads: PositiveInt
+    hidden_size: Width
+    intermediate_size: Width
+    num_hidden_layers: Layers
+    num_attention_heads: Width
+    num_key_value_heads: Width
     initializer_range: PositiveFloat = 0.02
     rope_theta: PositiveFloat = 10000.0
     vision: RandomVision | None = None

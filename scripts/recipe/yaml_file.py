@@ -3,6 +3,7 @@
 Also: the folder of the installation, pinned versions, nested settings.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,6 +29,25 @@ YAML_HINTS = {
 }
 Model = TypeVar("Model", bound=BaseModel)
 FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast
+LARGEST, MOST_VALUES, DEEPEST = 16 << 20, 100_000, 100
+"""Most characters, values (aliases written out) and levels of a file: a hundred times the longest shipped recipe's."""
+PLAIN = (str, int, float, list, dict, type(None))
+TEXT = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+
+
+class _Loader(FAST_LOADER):
+    """A safe loader of JSON's values alone; an error of any other value has the value's line."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            is_long = isinstance(value, int) and value.bit_length() > 64
+            if is_long or not isinstance(value, PLAIN) or (isinstance(value, str) and "\0" in value):
+                raise ValueError("no value of JSON, or longer than 64 bits")
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problem = f"{node.tag.rpartition(':')[2]} expected: {error}; put a text into quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        return value
 
 
 @dataclass(frozen=True)
@@ -87,21 +107,24 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file of the project, or else of the installation; UserError for a broken file."""
     try:
-        text = project_or_shipped(path).read_text(encoding="utf-8")
-        file = YamlFile(path, yaml.load(text, FAST_LOADER), yaml.compose(text, FAST_LOADER))  # noqa: S506
-        _refuse_duplicate_keys(file, file.node)
+        with project_or_shipped(path).open(encoding="utf-8") as opened:
+            text = opened.read(LARGEST + 1)
+        node = limited(text, loader := _Loader(text))
+        _refuse_keys(YamlFile(path, None), node)
+        file = YamlFile(path, node and loader.construct_document(node), node)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file{_file_meant(path)}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except RecursionError:
-        raise UserError(f"{path}: an alias stands within what it names; write out what is meant") from None
+        raise UserError(f"{path}: nested too deeply, or an alias stands within what it names; write it out") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)
         problem = str(getattr(error, "problem", error))
         hint = next((hint for words, hint in YAML_HINTS.items() if words in problem), "")
-        raise UserError(f"{place}: not valid YAML: {problem}{hint}") from None
+        says = "" if type(error) is yaml.MarkedYAMLError else "not valid YAML: "
+        raise UserError(f"{place}: {says}{problem}{hint}") from None
     file.refuse_credentials()
     return file
 
@@ -114,19 +137,40 @@ def _file_meant(path: Path) -> str:
     return nearest(path.name, siblings) if siblings else ""
 
 
-def _refuse_duplicate_keys(file: YamlFile, node: yaml.Node | None) -> None:
+def limited(text: str, loader: yaml.SafeLoader) -> yaml.Node | None:
+    """Return the node of a loader's text; YAMLError for a text beyond the limits, before values take memory."""
+    counts, anchors, sizes = [len(text) // LARGEST * MOST_VALUES], [], {}
+    for event in yaml.parse(text, FAST_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.append(event.anchor)
+            counts.append(1)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            sizes[anchors.pop()] = inner = counts.pop()
+            counts[-1] += inner
+        else:
+            counts[-1] += sizes.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
+        if counts[-1] > MOST_VALUES or len(counts) > DEEPEST:
+            problem = f"more than {MOST_VALUES} values (aliases written out), {DEEPEST} levels or {LARGEST >> 20} MiB"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+    return loader.get_single_node()
+
+
+def _refuse_keys(file: YamlFile, node: yaml.Node | None) -> None:
+    """Raise UserError for a key that is no text or stands twice."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if key.tag not in TEXT or not isinstance(key.value, str):
+                raise UserError(f"{file.path}:{line}: key {key.value} is no text; put it into quotes")
             if key.value in seen:
                 also = f"(also in line {seen[key.value]}); keep one"
                 raise UserError(f"{file.path}:{line}: key {key.value} stands twice {also}")
             seen[key.value] = line
-            _refuse_duplicate_keys(file, value)
+            _refuse_keys(file, value)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_duplicate_keys(file, item)
+            _refuse_keys(file, item)
 
 
 def _described(detail: Any) -> tuple[list[str], str]:
@@ -161,7 +205,7 @@ def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | No
     line = None
     for depth, part in enumerate(location):
         if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == part), None)
+            found = next(((key, value) for key, value in reversed(node.value) if key.value == part), None)
             if found is None:
                 return depth, line
             line, node = found[0].start_mark.line + 1, found[1]
@@ -184,7 +228,7 @@ def project_or_shipped(path: Path, *folders: Path) -> Path:
     Return the path unchanged where none has it.
     """
     places = (path, *(folder / path for folder in (*folders, installation())))
-    return next((place for place in places if place.exists()), path)
+    return next((place for place in places if os.path.exists(place)), path)  # noqa: PTH110 - of any text
 
 
 def pinned_versions(requirements: str, packages: Iterable[str]) -> dict[str, str]:

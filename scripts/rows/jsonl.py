@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from scripts.errors import UserError
+from scripts.rows.blocks import LONGEST_LINE
 
 _decode = msgspec.json.Decoder().decode
 
@@ -24,7 +25,9 @@ def read_rows(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     """
     number = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+            if len(raw) > LONGEST_LINE:
+                raise UserError(f"{path}:{number}: more than {LONGEST_LINE >> 20} MiB without a newline; is it JSONL?")
             line = raw.rstrip(b"\r\n")
             yield number, line, parse_row(line, path, number)
     if number == 0:

@@ -43,20 +43,21 @@ class Messages:
         if isinstance(error, exceptions.LockException):
             holder = ", ".join(holders(Path(".snakemake"))) or "a Snakemake that left no note of itself"
             return f"{Path.cwd()} is locked by {holder}; wait for it or stop it; if it is dead: snakemake --unlock"
-        if "onfig file" in str(error) or "configfile" in str(error):
-            return self._of_config()
+        if self.config is None and (fault := self._of_config()):
+            return fault
         if "At least one job did not complete" in str(error):
             return "not all jobs are done; what each said stands above. Called again, Snakemake goes on from there"
         return self._of_target(error) if self.recipe else None
 
-    def _of_config(self) -> str:
-        """Return the fault of the config, for which Snakemake names no line."""
+    def _of_config(self) -> str | None:
+        """Return the fault of the config, for which Snakemake names no line; None for a file with keys."""
         if not CONFIG.is_file():
             return (
                 f"{Path.cwd() / CONFIG}: no such file; call it in your clone, or in a project: stagecoach init FOLDER"
             )
         try:
-            read_yaml(CONFIG)
+            if isinstance(data := read_yaml(CONFIG).data, dict) and data:
+                return None
         except UserError as error:
             return str(error)
         return f"{CONFIG}: holds no keys; it needs recipe and site at least, as in the one that came with the clone"

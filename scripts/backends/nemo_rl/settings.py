@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Strict, invalid, nearest
+from scripts.recipe.strict import Strict, invalid, misnamed, nearest
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -71,6 +71,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Raise PydanticCustomError where the recipe's release, model or blend does not fit the stage."""
         if recipe.release is None:
             raise invalid("names no NeMo-RL release", "release")
+        if recipe.release not in load_releases():
+            raise misnamed("release", "release", recipe.release, load_releases())
         if self.parent is None and not isinstance(recipe.model, PretrainedModel):
             raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
         blend = recipe.blends[self.blend]

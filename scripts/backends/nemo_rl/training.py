@@ -120,13 +120,16 @@ class NemoRlTraining(Training):
         if self.algorithm == "grpo":
             needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]
         for section, key in needed:
-            if not isinstance(getattr(self, section).get(key), int):
-                raise invalid(f"{section}.{key} must be stated")
+            if not isinstance(value := getattr(self, section).get(key), int) or value <= 0:
+                raise invalid(f"{section}.{key} must be stated" + f", above 0, not {value}" * (value is not None))
+        try:
+            _, loss = (self.chat_template, self.is_asynchronous), self.loss_fn | self.add.get("loss_fn", {})
+        except (AttributeError, TypeError):
+            raise invalid("add, policy.tokenizer and grpo.async_grpo hold settings, chat_template a text") from None
         if self.algorithm != "grpo":
             return self
         product = self.samples_per_step
         batch = self.policy["train_global_batch_size"]
-        loss = self.loss_fn | self.add.get("loss_fn", {})
         if loss.get("force_on_policy_ratio") and batch != product:
             raise invalid(
                 f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "

@@ -14,6 +14,7 @@ from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.protocol import Finding
 from scripts.model.hugging_face import config_of
+from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import chat_template_of, compiled_template
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
@@ -131,7 +132,8 @@ def _forgets(model: Path, **options: bool) -> bool:
     if template is None:
         return False
     try:
-        text = compiled_template(template, model).render(messages=TURNS, add_generation_prompt=True, **options)
+        with bounded(f"{model}: the chat template"):
+            text = compiled_template(template, model).render(messages=TURNS, add_generation_prompt=True, **options)
     except TemplateError:
         return False
     return "two" in text and THOUGHT not in text
