@@ -36,8 +36,8 @@ class ExhaustedError(CutOffError):
     """The data ended before the planned step; the next attempt aims at a reachable step."""
 
 
-class LogError(UserError):
-    """The end of a failed program, with its trace or log for the search of the cause."""
+class LongError(UserError):
+    """A message of many lines by nature: the last words of a failed program, a list of bad rows."""
 
     most = 20 * LONGEST
 

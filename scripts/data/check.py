@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from scripts.errors import UserError, shortened
+from scripts.errors import LongError, UserError, shortened
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
@@ -111,7 +111,7 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
         print(f"warning: allow: no bad row has the key {key}; remove the key", file=sys.stderr)
     if any(tally.bad for tally in tallies.values()):
-        raise UserError(_table(tallies))
+        raise LongError(_table(tallies))
     return tallies
 
 

@@ -22,7 +22,7 @@ from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
 from scripts.data.holdout import parts_of
 from scripts.data.question_tables import ExternalTables
 from scripts.data.source_record import differs_from_record, origin_of
-from scripts.errors import UserError
+from scripts.errors import LongError, UserError
 from scripts.files import open_atomically, temporary_directory, write_json
 from scripts.program import run_command_line
 from scripts.recipe.source import Reasoning
@@ -108,7 +108,7 @@ def fill_blend(
         changed = [differs_from_record(source)] if expected not in (None, hashed.hexdigest()) else []
         if bad_rows or changed:
             heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
-            raise UserError("\n".join([*changed, *heading, *listed(problems, bad_rows)]))
+            raise LongError("\n".join([*changed, *heading, *listed(problems, bad_rows)]))
         for name, split in splits.items():
             if not split.row_hashes:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")

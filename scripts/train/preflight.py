@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
-from scripts.errors import UserError
+from scripts.errors import LongError, UserError
 from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
@@ -114,7 +114,7 @@ def _known_problems(stage: Stage) -> Iterator[str]:
 
 def _refuse(stage: Stage, problems: list[str]) -> None:
     if problems:
-        raise UserError(f"stage {stage.name} is not ready to train:\n  " + "\n  ".join(problems))
+        raise LongError(f"stage {stage.name} is not ready to train:\n  " + "\n  ".join(problems))
 
 
 def check_handover(stage: Stage) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.errors import LogError, UserError
+from scripts.errors import LongError, UserError
 from scripts.files import read_tail
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site
@@ -102,7 +102,7 @@ class Runtime:
         if done.returncode != 0:
             last = [*done.stderr.splitlines(), *read_tail(log)][-SHOWN_LINES:]
             says = f"{command[0]} in {self.image} ended with status {done.returncode}; {log} says:"
-            raise LogError("\n  ".join([says, *last]))
+            raise LongError("\n  ".join([says, *last]))
 
 
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:

@@ -28,7 +28,7 @@ from typing import TextIO
 import psutil
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
-from scripts.errors import CutOffError, LogError, UserError
+from scripts.errors import CutOffError, LongError, UserError
 from scripts.files import read_json
 from scripts.processes import PARENT, end_session
 from scripts.recipe.site import Slurm
@@ -85,7 +85,7 @@ def in_processes(job: TrainingJob) -> Run:
             raise explain({error.rank: error for error in failures}, place)
         killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
         if killed is None:
-            raise LogError(f"{job.stage}: torchrun ended with status {torchrun.returncode}:\n{torchrun.stderr}")
+            raise LongError(f"{job.stage}: torchrun ended with status {torchrun.returncode}:\n{torchrun.stderr}")
         name = signal.Signals(int(killed[1])).name
         raise CutOffError(f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory")
 
@@ -218,7 +218,7 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
         file = place / f"rank_{rank}"
         host = file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
         return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {_in_short(cause)}")
-    return LogError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
+    return LongError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
 
 
 def _in_short(error: Exception) -> str:
