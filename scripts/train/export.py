@@ -67,9 +67,10 @@ def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> N
     """Export a stage's checkpoint, or publish the export that another run or stage made of it."""
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
     exports = exports_of(ckpt)
-    if take_export(ckpt, hf):
+    lock = exports / "owner.json"
+    if not lock.exists() and take_export(ckpt, hf):
         return
-    with hold(exports / "owner.json", math.inf):
+    with hold(lock, math.inf):  # a killed export's lock goes, too
         if not take_export(ckpt, hf):
             backend_of(stage.settings.backend).export(stage, site, log)
             files = read_record(stage.paths.record, CheckpointRecord)["files"]

@@ -137,7 +137,13 @@ def test_what_one_run_trained_another_publishes_exports_and_keeps_when_the_first
     assert b.paths.weights.resolve() == checkpoint(folder, 4).resolve()
     export(a)
     monkeypatch.setattr(StandIn, "export", lambda *_: pytest.fail("exported a second time"))
+    killed = "import os, sys; from pathlib import Path; from scripts.stage.owner import hold\n"
+    killed += "with hold(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    lock = (folder / "exports/owner.json").absolute()
+    subprocess.run([sys.executable, "-c", killed, lock], cwd=ROOT, check=False)
+    assert lock.exists()
     export(b)
+    assert not lock.exists(), "a killed export's lock goes with the next"
     assert b.paths.export.resolve() == a.paths.export.resolve() and not b.paths.export.readlink().is_absolute()
     assert read_json(b.paths.export_record) == read_json(a.paths.export_record)
     shutil.rmtree("results/a")
