@@ -50,6 +50,10 @@ class Client:
         """Return the answer to a body of JSON; Silent where none comes whole in time."""
         return asyncio.run_coroutine_threadsafe(self._post(path, body, headers), _loop()).result()
 
+    def close(self) -> None:
+        """Close the connections."""
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), _loop()).result()
+
     async def _post(self, path: str, body: Any, headers: dict[str, str]) -> Answer:
         try:
             async with (

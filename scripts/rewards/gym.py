@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 import time
 from http.cookies import SimpleCookie
+from itertools import count
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -172,7 +173,7 @@ class RunningServer:
         except Silent:
             pass
         with self._turns.alone():
-            for text in (response, HARMLESS):
+            for is_harmless, text in enumerate((response, HARMLESS)):
                 if self._process is not None and starts == self._starts:
                     self.close()
                     self._start()
@@ -182,7 +183,7 @@ class RunningServer:
                 except Silent as silent:
                     why = self._why(silent)
                 else:
-                    if text is HARMLESS:
+                    if is_harmless:
                         raise NotJudged(f"Gym's server {self._name}, asked twice: {why}")
                     return answer
             self._outage = GymUnavailable(
@@ -204,7 +205,7 @@ class RunningServer:
     def _tried(self, row: Row, response: str) -> Answer:
         """Return an answer; a lost connection to a server elsewhere is tried again."""
         tries = self._reach.max_retries + 1 if self._process is None else 1
-        for number in range(tries):
+        for number in count():
             if self._outage is not None:
                 raise self._outage  # found by another request
             try:
@@ -216,7 +217,6 @@ class RunningServer:
                 if number == tries - 1 or silent.is_late:
                     raise
             time.sleep(min(2**number, LONGEST_PAUSE))
-        raise AssertionError
 
     def _why(self, silent: Silent) -> str:
         if silent.is_late:
@@ -231,6 +231,8 @@ class RunningServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            if self._client is not None:
+                self._client.close()
             self._client = None
             shutil.rmtree(self._home, ignore_errors=True)
 
