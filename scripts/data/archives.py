@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from scripts.errors import UserError
-from scripts.files import explain_write_errors, fsync_directory, temporary_directory, write_json
+from scripts.files import amount, explain_write_errors, fsync_directory, temporary_directory, write_json
 
 MARK = ".extracted.json"
 
@@ -33,6 +33,10 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
         # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
         with archive.open("rb") as file, ZipFile(file) as opened, explain_write_errors(target):
             members = _members(opened, archive, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            needed, free = sum(info.file_size for info in members.values()), shutil.disk_usage(target.parent).free
+            if needed > free:
+                raise UserError(f"{archive}: needs {amount(needed)} at {target}, but {amount(free)} are free")
             with temporary_directory(target) as fresh, ThreadPoolExecutor(threads) as pool:
                 for folder in {PurePosixPath(path).parent for path in members}:
                     (fresh / folder).mkdir(parents=True, exist_ok=True)  # two threads of zipfile may not make the same
