@@ -288,7 +288,7 @@ def test_images_that_someone_spoilt_are_extracted_again_and_a_killed_try_leaves_
 
 def test_an_archive_that_the_disk_cannot_hold_is_refused_before_anything_is_unpacked(refused, monkeypatch):
     monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=3))
-    assert refused().endswith("images, but 3 bytes are free")
+    assert refused().endswith("kB at results/data/mpo/MMPR/annotations, but 3 bytes are free")
 
 
 def test_an_archive_of_something_else_is_refused(refused, published):
