@@ -190,7 +190,7 @@ class Mapper:
             values = {"reasoning": reasoning, "answer": answer}
             text = _SLOT.sub(lambda slot: values[slot[1]], self.rows.completion_template)
         if self.rows.remove:
-            with bounded(f"remove: {self.rows.remove}"):
+            with bounded(f"remove: {self.rows.remove}", size=0):
                 text = re.sub(self.rows.remove, "", text)
         return [{"role": "assistant", "content": text}]
 
