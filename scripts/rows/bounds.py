@@ -14,7 +14,7 @@ SECONDS, BYTES = 10, 1 << 30  # most seconds of a processor, and most memory bes
 
 
 @contextmanager
-def bounded(what: str, seconds: int = SECONDS, size: int = BYTES) -> Iterator[None]:
+def bounded(what: str, seconds: int | None = None, size: int = BYTES) -> Iterator[None]:
     """Raise UserError where a block takes too long, or too much memory, in the main thread alone; 0: no limit.
 
     A block costs 60 microseconds, without a limit of memory 20.
@@ -22,6 +22,7 @@ def bounded(what: str, seconds: int = SECONDS, size: int = BYTES) -> Iterator[No
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    seconds = SECONDS if seconds is None else seconds
 
     def end(*_: Any) -> None:
         limits = [f"{size >> 30} GiB of memory"] * (size > 0) + [f"{seconds} s; look for a loop"] * (seconds > 0)
