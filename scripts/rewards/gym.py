@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from http.cookies import SimpleCookie
@@ -170,11 +171,13 @@ class RunningServer:
             with self._turns.shared():
                 starts = self._starts
                 return self._tried(row, response)
-        except Silent:
-            pass
+        except Silent as silent:
+            why = self._why(silent)
         with self._turns.alone():
             for is_harmless, text in enumerate((response, HARMLESS)):
                 if self._process is not None and starts == self._starts:
+                    says = f"warning: Gym's server {self._name} gives no answer and is started anew: {why}"
+                    print(says, file=sys.stderr, flush=True)
                     self.close()
                     self._start()
                 starts = self._starts

@@ -194,7 +194,7 @@ def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the
     trainer.kill()
     until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 10)
     assert snakemake.wait(120) == 0, copied.said()
-    assert outcomes(copied) == ["lost", "finished"], "the killed attempt has no end"
+    assert outcomes(copied) == ["finished"], "the killed attempt has no end"
     assert copied.content("rlvr1") == by_verifier
     log = (copied.results / "rlvr1/logs/attempts.log").read_text()
-    assert log.count("Gym's server math_with_judge") == 1 and "it ended with status -9" in log
+    assert log.count("Gym's server math_with_judge gives no answer and is started anew: it ended with status -9") == 1
