@@ -20,6 +20,7 @@ from scripts.report.selection import selection_sentences
 from scripts.report.tree import chain_text
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
+from scripts.stage.publish import code_among
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -50,7 +51,7 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
         ],
         links=chain,
         step_text=step_text,
-        model=_model(link.paths.export),
+        model=_model(link.paths.export) | {"code": code_among(link.exported["files"])},
         configs=[(each.name, config_text(each.settings)) for each in chain if each.settings],
         evaluation=evaluation,
         selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain]),
@@ -156,7 +157,6 @@ def _model(folder: Path) -> dict[str, Any]:
         "architecture": ", ".join(config.get("architectures") or [config.get("model_type", "unknown")]),
         "context": config.get("max_position_embeddings"),
         "chat": chat,
-        "code": sorted(path.name for path in folder.glob("*.py")),
     }
 
 
