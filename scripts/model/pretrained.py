@@ -130,7 +130,6 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
     ends = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
     wanted = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": tokenizer.pad_token_id}
     if any(getattr(settings, name) != value for name, value in wanted.items()):
-        generation.unlink(missing_ok=True)  # it may be a link to the model's own
         settings.update(**wanted)
         settings.save_pretrained(folder)
 

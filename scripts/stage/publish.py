@@ -7,6 +7,7 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.files import (
     canonical_json,
+    copy_file,
     describe_files,
     fsync_directory,
     link_or_copy,
@@ -109,7 +110,7 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
             path.unlink()
     for path in model_files(model):
         if path.suffix != ".safetensors" and path.name != INDEX:
-            link_or_copy(path, fresh / path.name)
+            copy_file(path, fresh / path.name)
     if chat_template is not None:
         write_template(fresh, chat_template)
     config = config_of(model)

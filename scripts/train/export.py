@@ -7,7 +7,7 @@ from typing import Annotated
 from scripts.backends.protocol import backend_of
 from scripts.data.hub import download, open_snapshot
 from scripts.errors import UserError
-from scripts.files import describe_files, file_inside, link_or_copy, temporary_directory
+from scripts.files import copy_file, describe_files, file_inside, link_or_copy, temporary_directory
 from scripts.model.model_source import note_files
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe, load_site
@@ -32,7 +32,8 @@ from scripts.train.arguments import Results, stage_of
 def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     """Make `hf` hold ``record.json`` and ``model``, a link to ``exports/<content>/`` beside it.
 
-    The export's files are links to the model's folder or to the hub's cache, at the commit that the revision means now.
+    The export's weights are hard links to the model's folder or to the hub's cache, at the commit that the revision
+    means now; the small files are copies, since people edit theirs in place.
     """
     from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
 
@@ -45,7 +46,8 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     with temporary_directory(exports / "incoming") as fresh:
 
         def fetch(name: str) -> None:
-            link_or_copy(download(snapshot, name)[0] if snapshot else file_inside(model.folder, name), fresh / name)
+            source = download(snapshot, name)[0] if snapshot else file_inside(model.folder, name)
+            (link_or_copy if name.endswith(".safetensors") else copy_file)(Path(source), fresh / name)
 
         try:
             prepare_pretrained(model, fresh, names, fetch)

@@ -59,6 +59,7 @@ def test_a_model_of_any_architecture_becomes_an_export(tmp_path, architecture):
     assert model.resolve().name == record["content"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= record["files"].keys()
     assert (model / "model.safetensors").samefile(tmp_path / "model/model.safetensors")
+    assert all(path.stat().st_nlink == 1 for path in model.iterdir() if path.suffix != ".safetensors")
 
 
 def test_the_content_is_what_it_is_known_by_and_not_the_path(tmp_path, folder, copied):
