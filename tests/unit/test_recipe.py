@@ -119,6 +119,16 @@ def test_what_may_change_weights_is_in_the_config_of_that_stage_alone(tmp_path):
     assert "model" in before["sft"] and "model" not in before["rlvr1"]
 
 
+def test_a_warm_up_starts_at_its_first_share_and_0_keeps_the_identity_of_earlier_configs(tmp_path):
+    def optimizer(**says: object) -> dict[str, object]:
+        return resolved(tmp_path, policy={"optimizer": {"lr": 2e-4} | says})["rlvr1"]["policy"]["optimizer"]
+
+    assert optimizer() == optimizer(lr_warmup_init=1e-5), "without a warm-up it changes no weight"
+    earlier = optimizer(lr_warmup_iters=4, lr_warmup_init=0.0)
+    assert earlier == optimizer() | {"lr_warmup_iters": 4}
+    assert optimizer(lr_warmup_iters=4) == earlier | {"lr_warmup_init": 5e-5}
+
+
 def test_configs_are_written_only_where_they_differ(tmp_path):
     recipe = load_recipe(TINY)
     assert sync_configs(recipe, tmp_path) == list(recipe.stages)

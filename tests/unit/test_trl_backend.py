@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -111,3 +112,29 @@ def test_equal_configs_give_equal_models_and_another_seed_another():
         return torch.cat([parameter.flatten() for parameter in model.parameters()])
 
     assert torch.equal(weights(1), weights(1)) and not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize("kind", ["constant_with_warmup", "cosine"])
+def test_the_rate_rises_from_the_first_step_of_a_warm_up_and_is_as_before_after_it(tmp_path, kind):
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from scripts.backends.trl.setup import warm_up_from_first_step
+
+    def rates(first: float | None) -> list[float]:
+        options = {"learning_rate": 8.0, "warmup_steps": 4, "lr_scheduler_type": kind, "report_to": "none"}
+        trainer = Trainer(torch.nn.Linear(1, 1), TrainingArguments(str(tmp_path), use_cpu=True, **options))
+        optimizer = SimpleNamespace(lr=8.0, lr_warmup_iters=2, lr_warmup_init=first)
+        config = SimpleNamespace(policy=SimpleNamespace(optimizer=optimizer), updates_per_step=2)
+        warm_up_from_first_step(trainer, SimpleNamespace(config=config))
+        trainer.create_optimizer_and_scheduler(8)
+        found = []
+        for _ in range(8):
+            found.append(trainer.optimizer.param_groups[0]["lr"])
+            trainer.optimizer.step()
+            trainer.lr_scheduler.step()
+        return found
+
+    before, after = rates(None), rates(4.0)
+    assert before[:4] == [0, 2, 4, 6] and after[:4] == [4, 5, 6, 7]
+    assert after[4:] == before[4:]

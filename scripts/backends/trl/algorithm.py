@@ -110,6 +110,10 @@ class TrlSettings(StageSettings):
         if self.chat_template is not None:
             values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
         leave_out(values, self)
+        optimizer, settings = values["policy"]["optimizer"], self.policy.optimizer
+        first = optimizer.pop("lr_warmup_init", settings.lr / max(1, settings.lr_warmup_iters))
+        if settings.lr_warmup_iters and first:  # a config without the key, as of earlier versions, starts at 0
+            optimizer["lr_warmup_init"] = first
         return values
 
     def starts_from_export(self, recipe: "Recipe") -> bool:

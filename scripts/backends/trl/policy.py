@@ -13,12 +13,14 @@ from scripts.recipe.strict import Strict, invalid
 class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
-    ADDED = ("name",)
+    ADDED = ("lr_warmup_init", "name")
 
     lr: PositiveFloat
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """After the warm-up; cosine and linear end at 0."""
     lr_warmup_iters: NonNegativeInt = 0
+    lr_warmup_init: NonNegativeFloat | None = None
+    """The first step's rate in a warm-up; none: lr / lr_warmup_iters, and 0 as it was before."""
     weight_decay: NonNegativeFloat = 0.0
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999

@@ -150,6 +150,28 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     }
 
 
+def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:
+    """Let the rate rise from `lr_warmup_init` at the first update; transformers' schedules begin at 0."""
+    optimizer, create = job.config.policy.optimizer, trainer.create_scheduler
+    first = (optimizer.lr_warmup_init or 0) / optimizer.lr
+    last = optimizer.lr_warmup_iters * job.config.updates_per_step
+
+    def created(*arguments: Any, **options: Any) -> Any:
+        schedule = create(*arguments, **options)
+        before, *_ = schedule.lr_lambdas
+
+        def share(update: int) -> float:
+            return before(update) + first * max(0, 1 - update / last)
+
+        schedule.lr_lambdas = [share] * len(schedule.lr_lambdas)
+        for group in schedule.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * share(0)
+        return schedule
+
+    if first and last:
+        trainer.create_scheduler = created
+
+
 def shares_of(job: TrainingJob) -> tuple[int, int]:
     """Return the rows of a process's micro-batch, and the micro-batches of an update."""
     share = job.config.rows_per_update // job.ranks

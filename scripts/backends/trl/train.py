@@ -31,6 +31,7 @@ from scripts.backends.trl.setup import (
     sample_in_step,
     save_whole,
     train_adapters_in_float32,
+    warm_up_from_first_step,
 )
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
@@ -75,6 +76,7 @@ def _train(job: TrainingJob) -> None:
         accelerate.accelerator.AcceleratorState = ShardingState
     trainer = import_module(job.config.trainer).make_trainer(job)
     train_adapters_in_float32(trainer.model, job)
+    warm_up_from_first_step(trainer, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):
         sample_in_step(trainer)
