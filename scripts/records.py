@@ -287,6 +287,7 @@ class JudgedCriterion(TypedDict):
     says: str
     figure: str | None
     against: NotRequired[str | None]
+    default: NotRequired[bool]
 
 
 class Criteria(TypedDict):
@@ -345,6 +346,7 @@ class ShownRow(TypedDict):
 class Tokens(TypedDict, total=False):
     """The preflight's counts of a split's tokens; older records have fewer."""
 
+    longest: Count
     too_long: Count
     too_long_share: float
     answers_cut: Count

@@ -1,17 +1,21 @@
 """Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements."""
 
 import math
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from scripts.evaluate.benchmarks import interval_of
 from scripts.evaluate.step_criteria import bounds_text, judge_steps, limits
 from scripts.files import write_json
+from scripts.model.shape import vocabulary_of
 from scripts.program import run_command_line
-from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, Criterion
+from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, WINDOW, Criterion
 from scripts.recipe.load import load_recipe
+from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Benchmarks, Evaluation, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
+from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.tables import METRICS, read_table
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
@@ -19,6 +23,7 @@ NO_KL = (
     ": the stage loads no reference model (loss_fn.reference_policy_kl_penalty is 0); bound entropy_ratio, "
     "max_gen_kl_error or max_token_mult_prob_error instead"
 )
+COLLAPSE, UNIFORM, LARGEST_VOCABULARY = -0.1, 0.99, 1 << 20
 CHANGES = {"parent": "change", "first": "change_from_first"}
 SINCE = {"parent": " since the parent", "first": " since the chain's first scored stage"}
 
@@ -122,8 +127,31 @@ def _why_unmeasured(
     return "no earlier stage of the chain was scored on the same rows"
 
 
-def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
-    """Return criteria.json: the gravest outcome (unmeasured: a warning) and each criterion's measurement."""
+def default_criteria(settings: StageSettings, steps: int, vocabulary: int | None) -> list[Criterion]:
+    """Return the criteria of the default gate whose metrics the recipe's gate does not bound.
+
+    A loss of almost the logarithm of the vocabulary is a uniform model's; of few steps a loss tells nothing.
+    """
+    if not settings.default_gate:
+        return []
+    uniform = UNIFORM * math.log(vocabulary or LARGEST_VOCABULARY)
+    criteria = [Criterion(metric="held_out_change", min=COLLAPSE)]
+    if settings.algorithm == "sft" and steps >= 2 * WINDOW:
+        criteria += [
+            Criterion(metric="loss_ratio", max=1.0, action="warn"),
+            Criterion(metric="final_loss", max=round(uniform, 3)),
+        ]
+    stated = {criterion.metric for criterion in settings.gate}
+    return [criterion for criterion in criteria if criterion.metric not in stated]
+
+
+def criteria_record(
+    stage: str, criteria: list[Criterion], results: list[Result], stated: int = sys.maxsize
+) -> dict[str, Any]:
+    """Return criteria.json: the gravest outcome (unmeasured: a warning) and each criterion's measurement.
+
+    Criteria after the first `stated` are the default gate's.
+    """
     outcomes = {result.outcome for result in results}
     verdict = "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
     rows = [
@@ -135,8 +163,9 @@ def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]
             **{key: getattr(criterion, key) for key in ("min", "max", "action")},
             **{key: getattr(result, key) for key in ("outcome", "step", "says")},
             "figure": f"{stage}/stage.html",
+            **({"default": True} if place >= stated else {}),
         }
-        for criterion, result in zip(criteria, results, strict=True)
+        for place, (criterion, result) in enumerate(zip(criteria, results, strict=True))
     ]
     return {"stage": stage, "verdict": verdict, "criteria": rows}
 
@@ -151,11 +180,18 @@ def main(
     benchmarks: Annotated[Path | None, "benchmarks.json, where a criterion is of it"] = None,
 ) -> None:
     """Judge a stage by the recipe's criteria."""
-    gate = load_recipe(recipe).settings_of(stage).gate
+    loaded = load_recipe(recipe)
+    settings, paths = loaded.settings_of(stage), StagePaths(output.parent)
     steps = read_table(metrics, METRICS).to_pylist()
     held_out = read_record(evaluation, Evaluation) if evaluation else None
     tasks = read_record(benchmarks, Benchmarks) if benchmarks else None
-    record = criteria_record(stage, gate, [judge(criterion, steps, held_out, tasks) for criterion in gate])
+    vocabulary = vocabulary_of(loaded.model, paths.sibling(MODEL).export)
+    gate, results = [*settings.gate], [judge(criterion, steps, held_out, tasks) for criterion in settings.gate]
+    for criterion in default_criteria(settings, len(steps), vocabulary):
+        if (result := judge(criterion, steps, held_out)).outcome != "not measured":
+            gate.append(criterion)
+            results.append(result)
+    record = criteria_record(stage, gate, results, len(settings.gate))
     for row in record["criteria"]:
         print(f"{stage}: {row['outcome']}: {row['says']}")
     print(f"{stage}: the gate says {record['verdict']}", flush=True)

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from scripts.files import read_json
 from scripts.model.hugging_face import A_ROW_A_TOKEN, tensors_of
-from scripts.recipe.model import RandomModel
+from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.records import read_if_there
 
 EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 BYTE_VOCABULARY = 261
@@ -15,7 +16,10 @@ BYTE_VOCABULARY = 261
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's widths; `intermediate` of one MLP or expert, of `experts` a token; `linear_layers` are (out, in)."""
+    """A decoder's widths; `intermediate` of one MLP or expert, of `experts` a token; `linear_layers` are (out, in).
+
+    `context` is the tokens of a sequence that the model was made for; None where its config names none.
+    """
 
     hidden: int
     intermediate: int
@@ -24,6 +28,8 @@ class Shape:
     key_value_heads: int
     head_size: int
     experts: int
+    vocabulary: int
+    context: int | None
     parameters: int
     linear_layers: list[list[int]]
 
@@ -44,11 +50,21 @@ class Shape:
             key_value_heads=config.get("num_key_value_heads") or heads,
             head_size=config.get("head_dim") or hidden // heads,
             experts=experts,
+            vocabulary=config["vocab_size"],
+            context=config.get("max_position_embeddings"),
             parameters=sum(map(math.prod, tensors.values())),
             linear_layers=[
                 shape for name, shape in tensors.items() if len(shape) == 2 and not name.endswith(A_ROW_A_TOKEN)
             ],
         )
+
+
+def vocabulary_of(model: RandomModel | PretrainedModel, export: Path) -> int | None:
+    """Return the tokens in a recipe's model, whose export tells them where it is pretrained; None where it does not."""
+    if isinstance(model, RandomModel):
+        return BYTE_VOCABULARY
+    config = read_if_there(export / "config.json", dict[str, Any]) or {}
+    return (config | (config.get("text_config") or {})).get("vocab_size")
 
 
 def fresh_parameters(model: RandomModel) -> int:

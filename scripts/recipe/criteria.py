@@ -23,6 +23,7 @@ class StepMetric(NamedTuple):
 
 
 _STATISTICS = {
+    "loss": ["final", "ratio"],
     "kl": ["max"],
     "gen_kl_error": ["max"],
     "token_mult_prob_error": ["max"],

@@ -142,6 +142,7 @@ class StageSettings(Training):
         "checkpointing",
         "resources",
         "gate",
+        "default_gate",
         "max_truncated_share",
         "template_change",
     }
@@ -172,7 +173,9 @@ class StageSettings(Training):
     template_change: bool = False
     """Chat template, special tokens and vocabulary may differ from the parent's."""
     gate: list[Criterion] = Field([])
-    """The success criteria; none: the stage always passes."""
+    """The success criteria, beside the default gate's."""
+    default_gate: bool = True
+    """Also judge SFT by its loss, and any scored stage by a collapse of its held-out scores (docs/gates.md)."""
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the pinned versions that decide the weights, by name."""

@@ -220,19 +220,22 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
 
 
 def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:
-    criteria = [criterion.model_dump(mode="json") for criterion in recipe.settings_of(paths.name).gate]
+    stage = recipe.settings_of(paths.name)
+    criteria = [criterion.model_dump(mode="json") for criterion in stage.gate]
 
     def is_other() -> bool:
-        """Whether the verdict is of other criteria, or contradicts them."""
+        """Whether the verdict is of other criteria, or contradicts them; earlier commits had no default gate."""
         judged, gate = read_if_there(paths.criteria, Criteria), read_if_there(paths.gate, Gate)
         if judged is None or gate is None:
             return False
-        then = [_bounds(**criterion) for criterion in judged["criteria"]]
+        kept = not stage.default_gate
+        then = [_bounds(**criterion) for criterion in judged["criteria"] if kept or not criterion.get("default")]
         return then != [_bounds(**criterion) for criterion in criteria] or (
             judged.get("verdict", gate["verdict"]) != gate["verdict"]
         )
 
-    return RuleSettings({"criteria": criteria}, [paths.gate], is_other)
+    switch = {} if stage.default_gate else {"default_gate": False}
+    return RuleSettings({"criteria": criteria} | switch, [paths.gate], is_other)
 
 
 def _bounds(

@@ -26,7 +26,7 @@ from scripts.rows.prompts import prompt_for_reading
 from scripts.stage.bootstrap import changes
 from scripts.stage.tables import write_metrics
 from tests.cases import cases
-from tests.conftest import SHORT
+from tests.conftest import ROOT, SHORT
 
 EXPORT = {"stage": "rlvr1", "step": 10, "content": "abc"}
 A, B = "a_simple_agent", "b_simple_agent"
@@ -326,6 +326,35 @@ def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_pa
     said = capsys.readouterr().out
     assert "rlvr1: stop: max_grad_norm is 1.9, max 1 (means of 5 steps), first at step 11\n" in said
     assert said.endswith("rlvr1: the gate says stop\n")
+
+
+UNIFORM = np.log(261)
+
+
+@pytest.mark.parametrize(
+    ("loss", "switch", "verdict"),
+    [
+        ([5.6 - 0.1 * step for step in range(12)], "", "pass"),
+        ([2.0] * 6 + [UNIFORM] * 6, "", "stop"),
+        ([2.0] * 11 + [float("nan")], "", "stop"),
+        ([2.0] * 6 + [2.2] * 6, "", "warn"),
+        ([2.0] * 6 + [UNIFORM] * 6, "default_gate: false, ", "pass"),
+        ([2.0] * 6 + [UNIFORM] * 6, "gate: [{metric: final_loss, max: 9}, {metric: loss_ratio, max: 9}], ", "pass"),
+        ([2.0] * 3 + [UNIFORM] * 6, "", "pass"),
+    ],
+    ids=["falls", "uniform", "nan", "rises", "off", "own bounds", "few steps"],
+)
+def test_sft_is_judged_by_its_loss_unless_the_recipe_says_otherwise(tmp_path, loss, switch, verdict):
+    recipe = (ROOT / "config/recipes/tiny.yaml").read_text()
+    (tmp_path / "recipe.yaml").write_text(recipe.replace("sft: {algorithm: sft", f"sft: {{{switch}algorithm: sft"))
+    with (tmp_path / "metrics.jsonl").open("w") as log:
+        log.writelines(json.dumps(entry) + "\n" for entry in steps_of(loss=loss))
+    write_metrics(tmp_path / "metrics.jsonl", tmp_path / "metrics.parquet", len(loss))
+    files = (tmp_path / name for name in ("metrics.parquet", "criteria.json", "gate.json"))
+    gate.main(tmp_path / "recipe.yaml", "sft", *files)
+    record = read_json(tmp_path / "criteria.json")
+    assert record["verdict"] == read_json(tmp_path / "gate.json")["verdict"] == verdict
+    assert all(criterion.get("default") for criterion in record["criteria"]) or "gate:" in switch
 
 
 @cases("gates.meaningless", "criterion")

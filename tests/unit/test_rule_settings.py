@@ -161,6 +161,7 @@ def test_a_verdict_on_other_criteria_than_the_recipes_contradicts_them(tree, cha
     path = Path("results/rlvr/criteria.json")
     record = json.loads(path.read_text())
     record["criteria"][1] |= change
+    record["criteria"].append(record["criteria"][0] | {"metric": "final_loss", "default": True})
     path.write_text(json.dumps(record))
     assert settings_files(edited(), RESULTS)[Path("results/settings/gate/rlvr.json")].is_contradicted() == (
         is_contradicted
