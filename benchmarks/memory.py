@@ -1,15 +1,14 @@
-"""How far the estimate of a training's memory (docs/memory.md) is from what a training on the CPU takes.
+"""How far the estimate of a training's memory (docs/memory.md) is from the peak of a real training on the CPU.
 
-    python benchmarks/memory.py --output benchmarks/memory.md
+    python benchmarks/memory.py --model /path/to/SmolLM2-135M-Instruct --output benchmarks/memory
 
-Trains two steps of each setting by backend `trl`, each in a process of its own with rows as long as the setting allows,
-and compares the peak of its resident memory, less what it had before the model was loaded, with the estimate less its
-fixed part. glibc is told to give freed memory back (MALLOC_MMAP_THRESHOLD_). Half a minute a setting on two idle cores;
---only chooses by a part of a setting's words.
+Trains two steps of each setting by backend `trl`, each in a process of its own, on rows of a given length under a limit
+of 2,048 tokens, and compares the peak of its resident memory (VmHWM, imports included) with the estimate. Writes
+memory.csv and memory.md; one to four minutes a setting on two idle cores. --only chooses by a part of its words.
 """
 
+import csv
 import json
-import os
 import re
 import subprocess
 import sys
@@ -19,221 +18,122 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import peft  # noqa: F401 - what is imported before is no memory of the training
-import torch
 from pydantic import TypeAdapter
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.common import command_line, row
+from benchmarks.common import command_line, head, row
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.backends.trl.placing import estimate
 from scripts.backends.trl.train import train_rank
 from scripts.files import sha256_file, write_json
+from scripts.model.lengths import TokenCounter
 from scripts.model.shape import Shape
 from scripts.recipe.recipe import AnyStage
-from scripts.rows.prompts import render
-from tests.pretrained import tokenizer
+from scripts.rows.chat_format import chat_template_of
+from tests.pretrained import save_pretrained
 
-THREADS, STEPS, MIB = 2, 2, 2**20
-GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-34M": {"kind": "llama", "vocab_size": 16000, "hidden_size": 512, "intermediate_size": 1408, "layers": 6},
-    "llama-134M": {"kind": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048, "layers": 12},
-    "mixtral-32M": {"kind": "mixtral", "vocab_size": 16000, "hidden_size": 384, "intermediate_size": 768, "layers": 6},
-}
-LORA = {"lora": {"dim": 8, "alpha": 16}}
-BF16 = {"precision": "bfloat16"}
-CHECKPOINTED = {"dtensor_cfg": {"activation_checkpointing": True}}
-SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
-    ("llama-34M", "sft", {"rows": 4}),
-    ("llama-34M", "sft", {"rows": 8, "train_micro_batch_size": 2}),
-    ("llama-34M", "dpo", {"rows": 2, **LORA}),
-    ("llama-34M", "grpo", {"rows": 8, "train_micro_batch_size": 4, "kl": 0.1}),
-    ("llama-134M", "sft", {"rows": 2}),
-    ("llama-134M", "sft", {"rows": 8, "train_micro_batch_size": 2, **CHECKPOINTED}),
-    ("llama-134M", "sft", {"rows": 2, **BF16, **LORA}),
-    ("mixtral-32M", "sft", {"rows": 4}),
+STEPS, LIMIT, NEW, GROUP = 2, 2048, 32, 4
+LORA, BF16 = {"lora": {"dim": 16, "alpha": 32}}, {"precision": "bfloat16"}
+SETTINGS: list[tuple[str, int, int, dict[str, Any]]] = [  # algorithm, rows a step, tokens of a row, the policy's keys
+    ("sft", 16, 48, {}),
+    ("sft", 8, 256, {}),
+    ("sft", 8, 256, BF16),
+    ("sft", 16, 48, BF16 | LORA),
+    ("sft", 16, 256, {"train_micro_batch_size": 4} | LORA),
+    ("sft", 4, 1024, {"train_micro_batch_size": 1, "dtensor_cfg": {"activation_checkpointing": True}}),
+    ("dpo", 4, 128, {}),
+    ("dpo", 8, 128, {"train_micro_batch_size": 2} | BF16 | LORA),
+    ("grpo", 16, 64, {}),
+    ("grpo", 32, 64, BF16 | LORA),
+    ("grpo", 64, 64, {"train_micro_batch_size": 16} | BF16 | LORA),
 ]
-LENGTH = 256
 
 
-def make_model(shape: dict[str, Any], folder: Path) -> None:
-    """Save a model of random weights with a small tokenizer."""
-    made, given = tokenizer(), dict(shape)
-    heads = given["hidden_size"] // 64
-    kind, layers = given.pop("kind"), given.pop("layers")
-    more = {"num_local_experts": 4, "num_experts_per_tok": 2} if kind == "mixtral" else {}
-    config = AutoConfig.for_model(
-        kind,
-        **given,
-        **more,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        head_dim=64,
-        max_position_embeddings=2 * LENGTH,
-        tie_word_embeddings=kind != "llama",
-        eos_token_id=made.eos_token_id,
-        pad_token_id=made.pad_token_id,
-        bos_token_id=None,
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    made.save_pretrained(folder)
-
-
-def settings_of(algorithm: str, says: dict[str, Any]) -> dict[str, Any]:
-    """What a recipe would say of the stage."""
-    given = dict(says)
-    rows, kl = given.pop("rows"), given.pop("kl", 0.0)
-    policy = {"max_total_sequence_length": LENGTH, "optimizer": {"lr": 1e-5}, **given}
-    stage: dict[str, Any] = {"backend": "trl", "algorithm": algorithm, "blend": "b", "policy": policy}
+def stage_of(algorithm: str, rows: int, says: dict[str, Any]) -> Any:
+    """The settings of a stage."""
+    section: dict[str, Any] = {"max_num_steps": STEPS}
+    policy = {"max_total_sequence_length": LIMIT, "optimizer": {"lr": 1e-5}, **says}
     if algorithm == "grpo":
-        stage["grpo"] = {"num_prompts_per_step": rows // 4, "num_generations_per_prompt": 4, "max_num_steps": STEPS}
-        policy["generation"] = {"max_new_tokens": LENGTH // 2}
-        stage["loss_fn"] = {"reference_policy_kl_penalty": kl}
+        section |= {"num_prompts_per_step": rows // GROUP, "num_generations_per_prompt": GROUP}
+        policy["generation"] = {"max_new_tokens": NEW}
     else:
-        stage[algorithm] = {"max_num_steps": STEPS}
         policy["train_global_batch_size"] = rows
-    return stage
+    stage = {"algorithm": algorithm, "blend": "b", algorithm: section, "policy": policy}
+    return TypeAdapter(AnyStage).validate_python(stage)
 
 
-def stage_of(algorithm: str, says: dict[str, Any]) -> Any:
-    """The stage's settings."""
-    return TypeAdapter(AnyStage).validate_python(settings_of(algorithm, says))
+def write_rows(algorithm: str, rows: int, tokens: int, model: Path, path: Path) -> None:
+    """Rows of so many tokens; of GRPO with the response."""
+    counter = TokenCounter(str(model / "tokenizer.json"), chat_template_of(model))
+    ask, words = [{"role": "user", "content": "Tell a story."}], "the cat sat on a mat and then it went away "
+    for count in range(len(words) * tokens, 0, -2):
+        text = (words * tokens)[:count].strip()
+        answer = [{"role": "assistant", "content": text}]
+        asked = [{"role": "user", "content": text}] if algorithm == "grpo" else [*ask, *answer]
+        if counter.count(asked, asks=algorithm == "grpo") <= tokens - (NEW if algorithm == "grpo" else 0):
+            break
+    other = [{"role": "assistant", "content": text[:-9]}]
+    agent = {"agent_ref": {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}}
+    made = {
+        "sft": {"messages": asked},
+        "dpo": {"prompt": ask, "chosen": answer, "rejected": other},
+        "grpo": agent | {"responses_create_params": {"input": asked}, "question": "?", "expected_answer": "1"},
+    }[algorithm]
+    path.write_text((json.dumps(made) + "\n") * rows * STEPS)
 
 
-def write_rows(algorithm: str, count: int, folder: Path, path: Path) -> None:
-    """Rows whose tokens fill the length, or nearly."""
-    own = AutoTokenizer.from_pretrained(folder)
-
-    def filling(answer: bool, length: int) -> str:
-        words = "What is the larger of the two numbers? "
-        for size in range(length, 0, -1):
-            text = (words * (size // 8 + 1))[: size * 4]
-            messages = [{"role": "user", "content": "hi" if answer else text}]
-            messages += [{"role": "assistant", "content": text}] if answer else []
-            if len(own(render(messages, own, add_generation_prompt=not answer))["input_ids"]) <= length:
-                return text
-        raise ValueError(length)
-
-    if algorithm == "sft":
-        text = filling(True, LENGTH)
-        row: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]}
-    elif algorithm == "dpo":
-        text = filling(True, LENGTH - 8)
-        prompt = [{"role": "user", "content": "hi"}]
-        answers = [[{"role": "assistant", "content": text}] for text in (text, text[:-8] + text[8:16])]
-        row = {"prompt": prompt, "chosen": answers[0], "rejected": answers[1]}
-    else:
-        messages = [{"role": "user", "content": filling(False, LENGTH // 2 - 1)}]
-        environment = {"type": "responses_api_agents", "name": "math_with_judge_simple_agent"}
-        row = {
-            "responses_create_params": {"input": messages},
-            "agent_ref": environment,
-            "question": "?",
-            "expected_answer": "1",
-        }
-    path.write_text("".join(json.dumps(row) + "\n" for _ in range(count)))
-
-
-def memory(key: str) -> int:
-    """This process's resident memory (VmRSS) or its peak (VmHWM) in bytes."""
-    return int(re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024
-
-
-def measure(algorithm: str, says: dict[str, Any], folder: Path) -> None:
-    """Train in this process, and print its peak above what it had before the model."""
-    settings = stage_of(algorithm, says)
-    values = settings.values_with_effect() | {"release": {}, "seed": 0}
-    split = folder.parent / f"{algorithm}.jsonl"
-    rows = says["rows"] * STEPS
-    write_rows(algorithm, rows, folder, split)
-    described = {"rows": rows, "sha256": sha256_file(split)}
-    write_json(split.with_name("manifest.json"), {"train": described, "validation": described})
+def measure(algorithm: str, rows: int, tokens: int, says: dict[str, Any], model: Path) -> None:
+    """Train in this process, and print its peak."""
+    settings = stage_of(algorithm, rows, says)
+    config = settings.config_model.model_validate(settings.values_with_effect() | {"release": {}, "seed": 0})
     with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory, "run")
+        split, run = Path(directory, "rows.jsonl"), Path(directory, "run")
         (run / "checkpoints").mkdir(parents=True)
-        job = TrainingJob(
-            stage="benchmark",
-            settings=settings,
-            config=settings.config_model.model_validate(values),
-            train_split=split,
-            parent_model=folder,
-            run=run,
-            resume_from=None,
-            max_num_steps=STEPS,
-            threads=THREADS,
-            stop=StopRequest(),
-            nodes=1,
-            environments={},
-        )
-        Path("/proc/self/clear_refs").write_text("5")
-        before = memory("VmRSS")
-        train_rank(job)
-        print(memory("VmHWM") - before)
+        write_rows(algorithm, rows, tokens, model, split)
+        described = {"rows": rows * STEPS, "sha256": sha256_file(split)}
+        write_json(split.with_name("manifest.json"), {"train": described, "validation": described})
+        train_rank(TrainingJob("sft", settings, config, split, model, run, None, STEPS, 2, StopRequest(), 1, {}))
+    print(re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1])
 
 
-def measured(algorithm: str, says: dict[str, Any], folder: Path) -> int:
-    """The peak of a process of its own."""
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | GIVEN_BACK
-    command = [sys.executable, __file__, "--measure", algorithm, json.dumps(says), str(folder)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    return int(printed.splitlines()[-1])
-
-
-def line(name: str, algorithm: str, says: dict[str, Any], folder: Path, peak: int) -> str:
-    """A line of the table."""
-    settings = stage_of(algorithm, says)
-    parts = estimate(Shape.of_folder(folder), settings, settings.policy, ranks=1)
-    parts.pop("fixed")
-    total = sum(parts.values())
-    shown = ", ".join(f"{part} {size / MIB:.0f}" for part, size in sorted(parts.items(), key=lambda part: -part[1]))
-    words = json.dumps(says)[1:-1].replace('"', "")
-    return row(name, algorithm, words, f"{peak / MIB:.0f}", f"{total / MIB:.0f}", f"{total / peak:.2f}", shown)
-
-
-HEAD = """# Estimate and peak of a training's memory
-
-`python benchmarks/memory.py --output benchmarks/memory.md`, on two CPU cores, torch {torch}, rows of {length} tokens.
-MiB above what the process had before the model was loaded; the estimate without its fixed gigabyte (docs/memory.md).
-
-| model | algorithm | settings | measured | estimate | ratio | what for |
-| --- | --- | --- | --- | --- | --- | --- |
-"""
-TAIL = """
-The estimate has no logits. On a CPU, torch's operators copy a tile of 4,096 tokens by 32,768 words eight times (up to
-4 GB), so a small model with a large vocabulary needs more than estimated; Triton's kernel on a GPU copies none. FSDP2,
-offload, nf4, 8-bit moments and vLLM were not measured. No figure of a GPU is here.
-"""
+def measured(told: list[Any], model: Path) -> int:
+    """The peak, in kB, of a process of its own."""
+    command = [sys.executable, __file__, "--model", model, "--measure", json.dumps(told)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
 
 
 def main() -> None:
     """Command line of the measurement."""
     parser = command_line(__doc__)
+    parser.add_argument("--model", type=Path, help="a folder in Hugging Face's format")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--only", default="", help="a part of the setting's words")
-    parser.add_argument("--measure", nargs=3, help="what a process of its own is told")
+    parser.add_argument("--peaks", type=Path, help="a memory.csv, whose peaks are taken: nothing trains")
+    parser.add_argument("--measure", help="what a process of its own is told")
     arguments = parser.parse_args()
     if arguments.measure:
-        algorithm, says, folder = arguments.measure
-        measure(algorithm, json.loads(says), Path(folder))
+        measure(*json.loads(arguments.measure), arguments.model)
         return
-    settings = [("llama-34M", "sft", {"rows": 1})] if arguments.smoke else SETTINGS
-    rows = []
+    peaks = {tuple(line[:4]): int(line[4]) for line in csv.reader(arguments.peaks.open())} if arguments.peaks else {}
     with tempfile.TemporaryDirectory() as place:
-        for name, algorithm, says in settings:
-            if arguments.only not in f"{name} {algorithm} {json.dumps(says)}":
-                continue
-            folder = Path(place, name)
-            if not folder.exists():
-                make_model(SHAPES[name], folder)
-            rows.append(line(name, algorithm, says, folder, measured(algorithm, says, folder)))
-            print(rows[-1], flush=True)
+        model, settings = arguments.model, [each for each in SETTINGS if arguments.only in json.dumps(each)]
+        if arguments.smoke:
+            model, settings = Path(place, "model"), [("sft", 1, 64, {})]
+            save_pretrained("llama", model)
+        shape, lines = Shape.of_folder(model), []
+        for algorithm, rows, tokens, says in settings:
+            setting = (algorithm, str(rows), str(tokens), json.dumps(says)[1:-1].replace('"', ""))
+            peak = peaks.get(setting) or measured([algorithm, rows, tokens, says], model)
+            parts = estimate(shape, stage_of(algorithm, rows, says), tokens)
+            total, shown = sum(parts.values()), ", ".join(f"{part} {size / 1e9:.2f}" for part, size in parts.items())
+            lines.append((*setting, peak, f"{total / 1024:.0f}", f"{total / peak / 1024:.2f}", shown))
+            print(row(*lines[-1]), flush=True)
     if arguments.output:
-        head = HEAD.format(torch=torch.__version__, length=LENGTH)
-        arguments.output.write_text(head + "\n".join(rows) + "\n" + TAIL)
+        with arguments.output.with_suffix(".csv").open("w", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines)
+        names = ("algorithm", "rows", "tokens", "policy", "peak kB", "reckoned kB", "ratio", "reckoned for, GB")
+        text = "\n".join([head(*names), *(row(*line) for line in lines)])
+        arguments.output.with_suffix(".md").write_text(f"# Memory reckoned and measured\n\n{__doc__}\n{text}\n")
 
 
 if __name__ == "__main__":

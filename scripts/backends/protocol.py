@@ -205,8 +205,8 @@ class Backend:
             f"stage {stage.name} on site {site.name}: NeMo-RL does not train it here, so there is no command"
         )
 
-    def memory(self, stage: Stage, site: Site) -> tuple[str, bool]:
-        """Return a sentence on a process's memory ("": not estimated), and whether the stage fits."""
+    def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
+        """Return a sentence on a process's memory ("": not estimated), and whether the stage fits (None: perhaps)."""
         return "", True
 
 

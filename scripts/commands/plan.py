@@ -154,9 +154,9 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     for name in names if isinstance(project.recipe.model, PretrainedModel) else ():
         stage = Stage(project.recipe, project.results, name)
         says, fits = backend_of(stage.settings.backend).memory(stage, project.site)
-        refused = "its preflight will refuse " if project.site.refuse_over_memory else "warning: "
+        is_refused = fits is False and project.site.refuse_over_memory
         if says:
-            lines.append(says if fits else refused + says)
+            lines.append(says if fits else f"{'the preflight will refuse' if is_refused else 'warning:'} {says}")
     return lines and ["", *lines]
 
 

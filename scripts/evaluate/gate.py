@@ -1,19 +1,18 @@
 """Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements."""
 
 import math
-import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from scripts.evaluate.benchmarks import interval_of
 from scripts.evaluate.step_criteria import bounds_text, judge_steps, limits
 from scripts.files import write_json
-from scripts.model.shape import vocabulary_of
+from scripts.model.shape import BYTE_VOCABULARY
 from scripts.program import run_command_line
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, WINDOW, Criterion
 from scripts.recipe.load import load_recipe
 from scripts.recipe.stage_settings import StageSettings
-from scripts.records import Benchmarks, Evaluation, read_record
+from scripts.records import Benchmarks, Evaluation, read_if_there, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.paths import MODEL, StagePaths
 from scripts.stage.tables import METRICS, read_table
@@ -23,7 +22,7 @@ NO_KL = (
     ": the stage loads no reference model (loss_fn.reference_policy_kl_penalty is 0); bound entropy_ratio, "
     "max_gen_kl_error or max_token_mult_prob_error instead"
 )
-COLLAPSE, UNIFORM, LARGEST_VOCABULARY = -0.1, 0.99, 1 << 20
+COLLAPSE, UNIFORM = -0.1, 0.99
 CHANGES = {"parent": "change", "first": "change_from_first"}
 SINCE = {"parent": " since the parent", "first": " since the chain's first scored stage"}
 
@@ -127,31 +126,21 @@ def _why_unmeasured(
     return "no earlier stage of the chain was scored on the same rows"
 
 
-def default_criteria(settings: StageSettings, steps: int, vocabulary: int | None) -> list[Criterion]:
+def default_criteria(settings: StageSettings, steps: int, vocabulary: int) -> list[Criterion]:
     """Return the criteria of the default gate whose metrics the recipe's gate does not bound.
 
     A loss of almost the logarithm of the vocabulary is a uniform model's; of few steps a loss tells nothing.
     """
-    if not settings.default_gate:
-        return []
-    uniform = UNIFORM * math.log(vocabulary or LARGEST_VOCABULARY)
     criteria = [Criterion(metric="held_out_change", min=COLLAPSE)]
     if settings.algorithm == "sft" and steps >= 2 * WINDOW:
-        criteria += [
-            Criterion(metric="loss_ratio", max=1.0, action="warn"),
-            Criterion(metric="final_loss", max=round(uniform, 3)),
-        ]
+        uniform = round(UNIFORM * math.log(vocabulary), 3)
+        criteria += [Criterion(metric="loss_ratio", max=1, action="warn"), Criterion(metric="final_loss", max=uniform)]
     stated = {criterion.metric for criterion in settings.gate}
-    return [criterion for criterion in criteria if criterion.metric not in stated]
+    return [criterion for criterion in criteria if criterion.metric not in stated and settings.default_gate]
 
 
-def criteria_record(
-    stage: str, criteria: list[Criterion], results: list[Result], stated: int = sys.maxsize
-) -> dict[str, Any]:
-    """Return criteria.json: the gravest outcome (unmeasured: a warning) and each criterion's measurement.
-
-    Criteria after the first `stated` are the default gate's.
-    """
+def criteria_record(stage: str, criteria: list[Criterion], results: list[Result]) -> dict[str, Any]:
+    """Return criteria.json: the gravest outcome (unmeasured: a warning) and each criterion's measurement."""
     outcomes = {result.outcome for result in results}
     verdict = "stop" if "stop" in outcomes else "warn" if outcomes & {"warn", "not measured"} else "pass"
     rows = [
@@ -163,9 +152,8 @@ def criteria_record(
             **{key: getattr(criterion, key) for key in ("min", "max", "action")},
             **{key: getattr(result, key) for key in ("outcome", "step", "says")},
             "figure": f"{stage}/stage.html",
-            **({"default": True} if place >= stated else {}),
         }
-        for place, (criterion, result) in enumerate(zip(criteria, results, strict=True))
+        for criterion, result in zip(criteria, results, strict=True)
     ]
     return {"stage": stage, "verdict": verdict, "criteria": rows}
 
@@ -180,18 +168,16 @@ def main(
     benchmarks: Annotated[Path | None, "benchmarks.json, where a criterion is of it"] = None,
 ) -> None:
     """Judge a stage by the recipe's criteria."""
-    loaded = load_recipe(recipe)
-    settings, paths = loaded.settings_of(stage), StagePaths(output.parent)
+    settings, model = load_recipe(recipe).settings_of(stage), StagePaths(output.parent).sibling(MODEL).export
     steps = read_table(metrics, METRICS).to_pylist()
     held_out = read_record(evaluation, Evaluation) if evaluation else None
     tasks = read_record(benchmarks, Benchmarks) if benchmarks else None
-    vocabulary = vocabulary_of(loaded.model, paths.sibling(MODEL).export)
-    gate, results = [*settings.gate], [judge(criterion, steps, held_out, tasks) for criterion in settings.gate]
-    for criterion in default_criteria(settings, len(steps), vocabulary):
-        if (result := judge(criterion, steps, held_out)).outcome != "not measured":
-            gate.append(criterion)
-            results.append(result)
-    record = criteria_record(stage, gate, results, len(settings.gate))
+    config = read_if_there(model / "config.json", dict[str, Any]) or {}
+    more = default_criteria(settings, len(steps), config.get("vocab_size", BYTE_VOCABULARY))
+    gate = settings.gate + [each for each in more if judge(each, steps, held_out).outcome != "not measured"]
+    record = criteria_record(stage, gate, [judge(criterion, steps, held_out, tasks) for criterion in gate])
+    for row in record["criteria"][len(settings.gate) :]:
+        row["default"] = True
     for row in record["criteria"]:
         print(f"{stage}: {row['outcome']}: {row['says']}")
     print(f"{stage}: the gate says {record['verdict']}", flush=True)

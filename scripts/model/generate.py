@@ -41,6 +41,7 @@ class Sampler:
     ) -> None:
         torch.manual_seed(seed)
         model.eval()
+        spare_head(model)
         self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
         self.variables = chat_template_kwargs or {}
         self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
@@ -115,6 +116,11 @@ class Sampler:
                 waiting[:0] = [indices[: len(indices) // 2], indices[len(indices) // 2 :]]
                 torch.cuda.empty_cache()
         return outputs
+
+
+def spare_head(model: Any) -> None:
+    """Hand the output layer its input in one piece; of a slice torch makes a copy of the layer for every prompt."""
+    model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: (inputs[0].contiguous(),))
 
 
 def _rows_at_once(model: Any, tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 A prompt counts with its tools, a demonstration as a conversation, a preference with its longer answer, a picture as one
 token; without a working template the row's texts count. A row of fewer bytes than the limit has tokens is short enough
-uncounted.
+uncounted, unless it is among the largest.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
 BYTES = "one token a byte"
+LARGEST = 16
 NOT_A_ROW = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
@@ -46,11 +48,13 @@ TOOLS = [
 class Lengths:
     """Hold the lengths of a split's rows.
 
-    `too_long` lists line numbers with tokens; `answers_cut` counts long rows that keep nothing of their answer,
-    `special` lists lines whose texts hold special tokens.
+    `longest` is the tokens of the longest row, nearly: of each block the largest rows by bytes are counted. `too_long`
+    lists line numbers with tokens; `answers_cut` counts long rows that keep nothing of their answer, `special` lists
+    lines whose texts hold special tokens.
     """
 
     rows: int = 0
+    longest: int = 0
     too_long: list[tuple[int, int]] = field(default_factory=list)
     answers_cut: int = 0
     special: list[int] = field(default_factory=list)
@@ -60,14 +64,10 @@ class Lengths:
         """Return the share of too long rows."""
         return len(self.too_long) / max(1, self.rows)
 
-    @property
-    def longest(self) -> int:
-        """Return the tokens of the longest row beyond the limit; 0 without such rows."""
-        return max((tokens for _, tokens in self.too_long), default=0)
-
     def describe(self) -> dict[str, Any]:
-        """Return counts of long rows and of rows with special tokens."""
+        """Return the longest row's tokens, and counts of long rows and of rows with special tokens."""
         return {
+            "longest": self.longest,
             "too_long": len(self.too_long),
             "too_long_share": round(self.share, 4),
             "answers_cut": self.answers_cut,
@@ -110,6 +110,7 @@ def token_lengths(
         found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
         found.special += [found.rows + line for line in part.special]
         found.rows += part.rows
+        found.longest = max(found.longest, part.longest)
         found.answers_cut += part.answers_cut
     return found
 
@@ -149,10 +150,11 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> 
     begins, special = _special_tokens(counter.tokenizer)
     room = limit if counter.has_template else limit - 1
     added = counter.count(SHORTEST, TOOLS, asks=True)
+    counted = min(room - added, min(nlargest(LARGEST, map(len, lines)), default=0) - 1)
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
             lengths.special.append(number)
-        if len(line) + added <= room:
+        if len(line) <= counted:
             continue
         try:
             example = KINDS[kind].example(decode_row(line))
@@ -160,6 +162,7 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> 
         except NOT_A_ROW as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
         tokens = counter.count([*prompt, *answer], tools, asks=not answer)
+        lengths.longest = max(lengths.longest, tokens)
         if tokens > room:
             lengths.too_long.append((number, tokens))
             lengths.answers_cut += bool(answer) and counter.count(prompt, tools, asks=True) >= limit

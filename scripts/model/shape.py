@@ -7,8 +7,7 @@ from typing import Any, Self
 
 from scripts.files import read_json
 from scripts.model.hugging_face import A_ROW_A_TOKEN, tensors_of
-from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.records import read_if_there
+from scripts.recipe.model import RandomModel
 
 EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
 BYTE_VOCABULARY = 261
@@ -16,10 +15,7 @@ BYTE_VOCABULARY = 261
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder's widths; `intermediate` of one MLP or expert, of `experts` a token; `linear_layers` are (out, in).
-
-    `context` is the tokens of a sequence that the model was made for; None where its config names none.
-    """
+    """A decoder's widths; `intermediate` of one MLP or expert, of `experts` a token; `linear_layers` are (out, in)."""
 
     hidden: int
     intermediate: int
@@ -57,14 +53,6 @@ class Shape:
                 shape for name, shape in tensors.items() if len(shape) == 2 and not name.endswith(A_ROW_A_TOKEN)
             ],
         )
-
-
-def vocabulary_of(model: RandomModel | PretrainedModel, export: Path) -> int | None:
-    """Return the tokens in a recipe's model, whose export tells them where it is pretrained; None where it does not."""
-    if isinstance(model, RandomModel):
-        return BYTE_VOCABULARY
-    config = read_if_there(export / "config.json", dict[str, Any]) or {}
-    return (config | (config.get("text_config") or {})).get("vocab_size")
 
 
 def fresh_parameters(model: RandomModel) -> int:

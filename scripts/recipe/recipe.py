@@ -147,6 +147,10 @@ class Recipe(Strict):
         """Return a stage, checkpoint or choice with all ancestors."""
         return {name}.union(*map(self._lineage, self._before(name)))
 
+    def descendants_of(self, name: str) -> list[str]:
+        """Return a stage, and the stages that start from it or from its descendants, parents first."""
+        return [each for each in self.stage_order() if name in self._lineage(each)]
+
     def _before(self, name: str) -> list[str]:
         """Return a stage's parent, a checkpoint's stage or a choice's candidates."""
         if name in self.choices:

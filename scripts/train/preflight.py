@@ -7,6 +7,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +52,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     except UserError as error:
         problems.append(str(error))
     backend = backend_of(settings.backend)
-    problems += backend.preflight(stage, site, python)
+    problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
     chat_format = backend.chat_format(stage)
     problems += changes_of_format(stage, chat_format)
     try:
@@ -81,6 +82,18 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         record["reward_probe"], faults = try_rewards(samples, probe)
         report(stage.name, faults, probe.action)
     return record
+
+
+def _memory_problems(stage: Stage, site: Site) -> list[str]:
+    """Return the stages, of this and its descendants, that cannot fit the site; warn of those that may not."""
+    problems = []
+    for descendant in (replace(stage, name=name) for name in stage.recipe.descendants_of(stage.name)):
+        says, fits = backend_of(descendant.settings.backend).memory(descendant, site)
+        if fits is False and site.refuse_over_memory:
+            problems.append(says)
+        elif not fits:
+            print(f"warning: {says}", file=sys.stderr)
+    return problems
 
 
 def _evaluated(stage: Stage) -> dict[str, int]:

@@ -2,14 +2,18 @@
 
 import json
 import math
+import re
 import struct
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from scripts.backends.trl.doubts import doubts
 from scripts.backends.trl.placing import estimate, memory_of_machine, out_of_memory, sentence
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
@@ -40,7 +44,7 @@ def parts_of(shape: Shape, algorithm: str = "sft", rows: int = 16, length: int =
     else:
         stage["policy"]["train_global_batch_size"] = rows
     settings = TypeAdapter(AnyStage).validate_python(stage)
-    return estimate(shape, settings, settings.policy, ranks, capacity=80e9)
+    return estimate(shape, settings, length, ranks, capacity=80e9)
 
 
 def save_headers(folder: Path, hidden: int, inner: int, layers: int, vocabulary: int) -> None:
@@ -97,9 +101,9 @@ def test_weights_gradients_and_moments_are_counted_by_what_is_trained(shape):
     count = shape.parameters
     assert 8.0e9 < count < 8.1e9
     full, lora = parts_of(shape), parts_of(shape, precision="bfloat16", lora={"dim": 16})
-    assert full["weights"] == 4 * count and full["gradients and moments"] == 12 * count
+    assert full["weights"] == 4 * count and full["moments"] == 8 * count
     adapters = 16 * sum(map(sum, shape.linear_layers))
-    assert lora["weights"] == 2 * count + 4 * adapters and lora["gradients and moments"] == 12 * adapters
+    assert lora["weights"] == 2 * count + 4 * adapters and lora["moments"] == 8 * adapters
     assert (
         parts_of(shape, precision="bfloat16", lora={"dim": 16, "quantization": "nf4"})["weights"] < lora["weights"] / 3
     )
@@ -124,7 +128,8 @@ def test_activations_grow_with_the_rows_at_once_and_shrink_by_checkpointing(shap
     again = parts_of(shape, rows=8, dtensor_cfg={"activation_checkpointing": True})
     assert again["activations"] < whole["activations"] / 8
     sampled = parts_of(shape, "grpo", rows=256, length=2048, train_micro_batch_size=1, precision="bfloat16")
-    assert sampled["activations"] == 2 * 32 * shape.key_value_heads * 128 * 2 * 256 * 2048
+    kept = 2 * 32 * shape.key_value_heads * 128 * 2 * 256 * 2048
+    assert sampled["activations"] + sampled["logits"] + sampled["sampling"] == kept
 
 
 def test_vllm_takes_its_share_unless_it_sleeps(shape):
@@ -152,16 +157,66 @@ def results(tmp_path, monkeypatch, model):
     return tmp_path / "results", recipe
 
 
+@pytest.fixture
+def by_words(results, model):
+    """The stage sft of `results`, whose model has a token a word."""
+    words = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(model / "tokenizer.json"))
+    yield Stage(results[1], results[0], "sft")
+    (model / "tokenizer.json").unlink()
+
+
 def test_the_plan_tells_and_the_preflight_refuses_what_cannot_fit_unless_the_site_says_so(results):
     folder, recipe = results
     small = Site(name="small", threads=2, accelerator="cuda", gpu_memory_gb=24)
     text = plan_text(Project(recipe, small, folder))
-    assert "its preflight will refuse sft: a process needs about " in text and "(weights 32." in text
+    assert "the preflight will refuse sft: a process needs about " in text and "(weights 32." in text
     stage = Stage(recipe, folder, "sft")
     with pytest.raises(UserError, match=r"a GPU of site small \(gpu_memory_gb\) has 25.8 GB; lower policy.train_micro"):
         check_stage(stage, small)
     check_stage(stage, small.model_copy(update={"refuse_over_memory": False}))
     check_stage(stage, small.model_copy(update={"gpu_memory_gb": 640}))
+
+
+def test_all_stages_of_the_chain_are_judged_before_the_first_trains(results):
+    folder, recipe = results
+    middle = Site(name="middle", threads=2, accelerator="cuda", gpu_memory_gb=60)
+    assert sentence(Stage(recipe, folder, "sft"), middle)[1] is not False
+    with pytest.raises(UserError, match=r"rlvr1: a process needs about .*weights 32.*moments 64"):
+        check_stage(Stage(recipe, folder, "sft"), middle)
+
+
+def test_the_rows_lengths_count_where_they_are_there_and_rows_that_are_not_may_be_short(by_words):
+    policy = by_words.settings.policy.model_copy(update={"max_total_sequence_length": 1 << 17})
+    stages = {"sft": by_words.settings.model_copy(update={"policy": policy})}
+    stage = replace(by_words, recipe=by_words.recipe.model_copy(update={"stages": stages}))
+    site = Site(name="middle", threads=2, accelerator="cuda", gpu_memory_gb=60)
+    says, fits = sentence(stage, site)
+    assert " tokens of its longest row of the 64.4 GB" in says and fits
+    split = stage.train_split.read_bytes()
+    stage.train_split.unlink()
+    says, fits = sentence(stage, site)
+    assert " at 131072 tokens, the limit of a row, but a GPU of site middle" in says and fits is None
+    stage.train_split.write_bytes(split.replace(b'"b"', b'"' + b"b " * 30_000 + b'"', 1))
+    says, fits = sentence(stage, site)
+    assert " at 30001 tokens of its longest row, but" in says and fits is False
+
+
+def test_settings_that_ruin_a_training_are_told_in_figures_before_it(by_words, model):
+    assert list(doubts(by_words)) == []
+    split = by_words.train_split.read_text()
+    by_words.train_split.write_text(split.replace('"b"', '"' + "b " * 200 + '"'))
+    (cut,) = doubts(by_words)
+    assert re.fullmatch(r"evaluation.max_new_tokens is \d+, which 100% of the first rows' answers reach: .*", cut)
+    config = model / "config.json"
+    known = config.read_text()
+    config.write_text(json.dumps(json.loads(known) | {"max_position_embeddings": 50, "vocab_size": 50}))
+    evaluation = by_words.recipe.evaluation.model_copy(update={"stop_token_ids": [2, 51]})
+    found = list(doubts(replace(by_words, recipe=by_words.recipe.model_copy(update={"evaluation": evaluation}))))
+    config.write_text(known)
+    assert found[0] == "a sequence has up to 96 tokens, but the model's max_position_embeddings are 50"
+    assert found[1] == "evaluation.stop_token_ids: no response ends at [51]; the vocabulary has 50 tokens"
 
 
 def test_what_a_process_has_is_what_the_site_says(results):

@@ -547,6 +547,7 @@ def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready,
     assert probed["math_with_judge_simple_agent"]["the expected answer"] == 1.0
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}
     each = dict.fromkeys(("too_long", "too_long_share", "answers_cut", "with_special_tokens"), 0)
+    each["longest"] = 4
     assert tokens == {"limit": 64, "train": each, "validation": each}
     assert "trap 32" not in capsys.readouterr().err
 

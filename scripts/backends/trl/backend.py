@@ -1,5 +1,6 @@
 """Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
+from scripts.backends.trl.doubts import doubts
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
@@ -75,11 +77,10 @@ class Trl(Backend):
             import_module("scripts.backends.trl.export").export_merged(stage)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return packages off their pins, too small a memory, and rows that no verifier can reward."""
+        """Return packages off their pins, and rows that no verifier can reward."""
         problems = []
-        if site is not None and site.refuse_over_memory:
-            says, fits = self.memory(stage, site)
-            problems += [] if fits else [says]
+        for doubt in doubts(stage):
+            print(f"warning: {stage.name}: {doubt}", file=sys.stderr)
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
         blend = stage.recipe.blends[stage.settings.blend]

@@ -25,6 +25,7 @@ from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
+from scripts.model.generate import spare_head
 from scripts.rewards.registry import environment_factory
 from scripts.rows.prompts import open_picture, pictures_of, prompt_of
 
@@ -51,6 +52,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     trainer.grpo = grpo
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
     if not job.config.samples_by_vllm:
+        spare_head(trainer.model)
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
     else:
         trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction

@@ -1,15 +1,18 @@
 """Place a stage: device, processes, equal shares of a step, and memory, estimated before anything is loaded."""
 
 import os
+import sys
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.model.lengths import token_lengths
 from scripts.model.shape import Shape
+from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
+from scripts.rows.parallel import default_workers
 from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage
 
@@ -63,7 +66,10 @@ def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: in
 
 
 NF4 = 0.5 + 4 / 64  # bytes of a weight: 4 bits, and a float32 scale for every 64 (QLoRA, arXiv:2305.14314)
-FIXED = 1e9  # bytes before any model is loaded: Python and torch, CUDA's context, a tile of logits
+FIXED = 1e9  # bytes before any model is loaded: Python and torch, CUDA's context
+TILE_TOKENS, TILE_WORDS = 4096, 32768  # TRL's tile of logits (trl.kernels.chunked_logprob)
+TILES = 8  # copies of a tile that torch's operators hold in the backward pass where Triton's kernel does not run
+ERROR = 1.3  # of the estimate, but for weights and moments (benchmarks/memory.md)
 LESS = (
     "lower policy.train_micro_batch_size, set policy.dtensor_cfg.activation_checkpointing, share the model among more "
     "processes (policy.dtensor_cfg.enabled), or train adapters (policy.lora)"
@@ -78,58 +84,87 @@ OUT_OF_MEMORY = (
 )
 
 
-def estimate(shape: Shape, training: TrlTraining, policy: Policy, ranks: int, capacity: float = 0) -> dict[str, float]:
-    """Return the bytes of one of `ranks` processes, by purpose; vLLM takes a share of a GPU's `capacity`.
+def estimate(
+    shape: Shape, training: TrlTraining, tokens: int, ranks: int = 1, capacity: float | None = None
+) -> dict[str, float]:
+    """Return the bytes of one of `ranks` processes at its peak, by purpose, for sequences of at most so many `tokens`.
 
-    Weights and AdamW's state are counted after ZeRO (arXiv:1910.02054, 3.1), activations after arXiv:2205.05198,
-    4.1.
+    `capacity` is a GPU's bytes, of which vLLM takes a share; None: a CPU. Weights and AdamW's state are counted after
+    ZeRO (arXiv:1910.02054, 3.1), activations after arXiv:2205.05198, 4.1; gradients may take the activations' place.
     """
+    policy = training.policy
     lora, placing, width = policy.lora, policy.dtensor_cfg, 2 if policy.precision == "bfloat16" else 4
     trained = shape.parameters if lora is None else lora.dim * sum(map(sum, shape.linear_layers))
-    frozen = 4 if lora is None else NF4 if lora.quantization else width
+    frozen = (
+        (6 if width == 2 else 4) if lora is None else NF4 if lora.quantization else width
+    )  # autocast keeps copies in bfloat16
     reference = 4 if training.has_reference and lora is None else 0
     held = {
         "weights": (frozen + reference) * shape.parameters + (4 * trained if lora else 0),
-        "gradients and moments": 12 * trained,
+        "moments": 8 * trained,
+        "gradients": 4 * trained,
     }
     held = {name: size / (ranks if placing.enabled else 1) for name, size in held.items()}
     share = max(1, training.rows_per_update // ranks)
-    rows = min(policy.train_micro_batch_size or share, share) * training.sequences_per_row
+    micro = min(policy.train_micro_batch_size or share, share)
+    at_once = micro * training.sequences_per_row * tokens
     layer = width * (12 * shape.hidden + 4 * shape.experts * shape.intermediate)
     layers = shape.layers * (4 * shape.hidden if placing.activation_checkpointing else layer)
-    activations = rows * training.max_length * (layers + layer)
+    activations = at_once * (layers + layer)
+    logits = min(at_once, TILE_TOKENS) * min(shape.vocabulary, TILE_WORDS) * (4 * TILES if capacity is None else width)
+    parts = held | {"activations": activations, "logits": logits, "fixed": FIXED}
+    if micro == share and ranks == 1:
+        parts["gradients"] = max(0, held["gradients"] - activations - logits)
     generation = getattr(policy, "generation", None)
     if generation and not training.samples_by_vllm:
-        cache = 2 * shape.layers * shape.key_value_heads * shape.head_size * width * training.max_length
-        activations = max(activations, cache * training.samples_per_step / ranks)
-    parts = held | {"activations": activations, "fixed": FIXED}
-    if training.samples_by_vllm and not generation.vllm_cfg.enable_sleep_mode:
-        parts["vLLM"] = capacity * (generation.vllm_cfg.gpu_memory_utilization or 0.3)
+        cache = 2 * shape.layers * shape.key_value_heads * shape.head_size * width * tokens
+        parts["sampling"] = max(0, cache * training.samples_per_step / ranks - activations - logits)
+    elif generation and not generation.vllm_cfg.enable_sleep_mode:
+        parts["vLLM"] = (capacity or 0) * (generation.vllm_cfg.gpu_memory_utilization or 0.3)
     return parts
 
 
-def sentence(stage: Stage, site: Site) -> tuple[str, bool]:
-    """Say the memory that a process of the stage needs and has on the site; and whether the stage fits."""
-    folder, descendant = getattr(stage.recipe.model, "folder", None), stage
-    while descendant is not None:
-        export = descendant.parent_export
-        if export is not None and (export / "config.json").is_file():
-            folder = export
-            break
-        descendant = descendant.parent
+def model_at_hand(stage: Stage) -> tuple[Path | None, Shape | None]:
+    """Return the newest export in a stage's line, else the recipe's folder, with the shape that all of them have."""
+    export = stage.parent_export
+    folder = export if export and (export / "config.json").is_file() else getattr(stage.recipe.model, "folder", None)
+    if folder != export and stage.parent:
+        return model_at_hand(stage.parent)
     try:
-        shape = Shape.of_folder(folder) if folder else None
+        return folder, Shape.of_folder(folder) if folder else None
     except (UserError, KeyError, OSError):
-        shape = None
-    if shape is None:
+        return folder, None
+
+
+def longest_sequence(stage: Stage, model: Path) -> tuple[int, bool]:
+    """Return the tokens of a stage's longest sequence, and whether they come from its rows: else they are the limit."""
+    config, blend = stage.config, stage.recipe.blends[stage.settings.blend]
+    tokenizer, generation = model / "tokenizer.json", getattr(config.policy, "generation", None)
+    is_longer = blend.pictures or own_environments(stage.recipe, stage.name)  # their tools may add to a prompt
+    if is_longer or not (tokenizer.is_file() and stage.train_split.is_file()):
+        return config.max_length, False
+    told = str(tokenizer), sys.maxsize, default_workers(), config.chat_template
+    longest = min(token_lengths(stage.train_split, blend.kind, *told).longest, config.longest_row)
+    return min(longest + (generation.max_new_tokens if generation else 0), config.max_length), True
+
+
+def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
+    """Say what a process of the stage needs and has on the site, and whether the stage fits (None: perhaps)."""
+    model, shape = model_at_hand(stage)
+    if model is None or shape is None:
         return "", True
-    capacity, where = _capacity(stage, site)
-    parts = estimate(shape, stage.config, stage.settings.policy, ranks_on(site, stage)[1], capacity or 0)
-    needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items())
-    says = f"{stage.name}: a process needs about {amount(needed)} ({told})"
+    (capacity, where), (tokens, are_counted) = _capacity(stage, site), longest_sequence(stage, model)
+    placed = ranks_on(site, stage)[1], None if site.accelerator == "cpu" else capacity or 0
+    parts = estimate(shape, stage.settings, tokens, *placed)
+    needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
+    of = "tokens of its longest row" if are_counted else "tokens, the limit of a row"
+    says = f"{stage.name}: a process needs about {amount(needed)} ({told}) at {tokens} {of}"
     if capacity is None or needed <= capacity:
         return says + (f" of the {amount(capacity)} of {where}" if capacity else ""), True
-    return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False
+    least = parts if are_counted else estimate(shape, stage.settings, 1, *placed)
+    exact = least["weights"] + least["moments"]
+    is_hopeless = exact + (sum(least.values()) - exact) / ERROR > capacity
+    return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False if is_hopeless else None
 
 
 def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:

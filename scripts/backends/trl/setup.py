@@ -154,22 +154,17 @@ def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:
     """Let the rate rise from `lr_warmup_init` at the first update; transformers' schedules begin at 0."""
     optimizer, create = job.config.policy.optimizer, trainer.create_scheduler
     first = (optimizer.lr_warmup_init or 0) / optimizer.lr
-    last = optimizer.lr_warmup_iters * job.config.updates_per_step
+    last = max(1, optimizer.lr_warmup_iters * job.config.updates_per_step)
 
     def created(*arguments: Any, **options: Any) -> Any:
         schedule = create(*arguments, **options)
-        before, *_ = schedule.lr_lambdas
-
-        def share(update: int) -> float:
-            return before(update) + first * max(0, 1 - update / last)
-
-        schedule.lr_lambdas = [share] * len(schedule.lr_lambdas)
-        for group in schedule.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * share(0)
+        shares, groups = schedule.lr_lambdas[0], schedule.optimizer.param_groups
+        schedule.lr_lambdas = [lambda update: shares(update) + first * max(0, 1 - update / last)] * len(groups)
+        for group in groups:
+            group["lr"] = group["initial_lr"] * schedule.lr_lambdas[0](0)
         return schedule
 
-    if first and last:
-        trainer.create_scheduler = created
+    trainer.create_scheduler = created
 
 
 def shares_of(job: TrainingJob) -> tuple[int, int]:

@@ -1,0 +1,41 @@
+"""Settings that ruin a training or its scores, told in figures before the stage trains."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from scripts.backends.trl.placing import longest_sequence, model_at_hand
+from scripts.model.lengths import TokenCounter
+from scripts.rows.chat_format import chat_template_of
+from scripts.rows.jsonl import read_rows
+from scripts.rows.kinds import KINDS
+from scripts.stage.stage import Stage
+from scripts.stage.tables import ROLLOUTS, read_table
+
+SAMPLE, MANY = 200, 0.4
+
+
+def doubts(stage: Stage) -> Iterator[str]:
+    """Yield lengths beyond the model's context, stop tokens outside of its vocabulary, and limits that cut answers."""
+    (model, shape), config = model_at_hand(stage), stage.config
+    if model is None or shape is None:
+        return
+    tokens = config.max_length if config.samples_by_vllm else longest_sequence(stage, model)[0]  # vLLM takes the limit
+    if shape.context and tokens > shape.context:
+        yield f"a sequence has up to {tokens} tokens, but the model's max_position_embeddings are {shape.context}"
+    generation, evaluation, lengths = getattr(config.policy, "generation", None), stage.recipe.evaluation, []
+    key, sampling, whose = "evaluation", evaluation, "the first rows' answers"
+    if generation:
+        key, sampling, whose = "policy.generation", generation, "the parent's held-out answers"
+        if stage.parent and stage.parent.paths.rollouts.is_file():
+            lengths = read_table(stage.parent.paths.rollouts, ROLLOUTS)["tokens_after"].drop_null().to_pylist()
+    elif evaluation and (model / "tokenizer.json").is_file():
+        counter = TokenCounter(str(model / "tokenizer.json"), config.chat_template or chat_template_of(model))
+        for _, _, row in islice(read_rows(stage.train_split), SAMPLE):
+            example = KINDS[config.kind].example(row)
+            asked = counter.count(example.prompt, example.tools, asks=True)
+            lengths.append(counter.count([*example.prompt, *example.longest_answer], example.tools) - asked)
+    if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
+        yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
+    limit = sampling.max_new_tokens if sampling else None
+    if limit and lengths and (share := sum(length >= limit for length in lengths) / len(lengths)) >= MANY:
+        yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
