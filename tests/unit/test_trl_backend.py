@@ -131,6 +131,7 @@ def test_the_rate_rises_from_the_first_step_of_a_warm_up_and_is_as_before_after_
         found = []
         for _ in range(8):
             found.append(trainer.optimizer.param_groups[0]["lr"])
+            assert trainer.lr_scheduler.get_last_lr()[0] == found[-1]
             trainer.optimizer.step()
             trainer.lr_scheduler.step()
         return found

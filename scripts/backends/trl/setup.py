@@ -162,6 +162,7 @@ def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:
         schedule.lr_lambdas = [lambda update: shares(update) + first * max(0, 1 - update / last)] * len(groups)
         for group in groups:
             group["lr"] = group["initial_lr"] * schedule.lr_lambdas[0](0)
+        schedule._last_lr = [group["lr"] for group in groups]  # which the log takes
         return schedule
 
     trainer.create_scheduler = created
