@@ -12,6 +12,10 @@ from pathlib import Path
 
 PARENT = "STAGECOACH_PARENT"
 """The environment variable with the parent's process id."""
+BOUNDS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""How long a waiting thread keeps its core: turns by GNU's OpenMP (of 300,000), milliseconds by Intel's (of 200)."""
+WAITING = ("OMP_WAIT_POLICY", *BOUNDS)
+"""The environment's variables on waiting threads."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,6 +53,16 @@ def process_mark() -> str:
     """Return the current process as part of a file name: host, namespace, id, start."""
     namespace = re.sub(r"\D", "", pid_namespace())
     return f"{socket.gethostname()}.{namespace}.{os.getpid()}.{process_start(os.getpid())}"
+
+
+def share_cores() -> str:
+    """Let waiting threads of OpenMP leave their core early, unless the environment says otherwise; return its words.
+
+    The runtime reads the variables when torch loads it. Weights stay the same.
+    """
+    if not any(name in os.environ for name in WAITING):
+        os.environ.update(BOUNDS)
+    return ", ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)
 
 
 def end_with(pid: int, start: int | None) -> None:

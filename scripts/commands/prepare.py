@@ -12,6 +12,7 @@ from packaging.version import Version
 from scripts.commands.retries import Retries
 from scripts.errors import UserError
 from scripts.files import check_readable
+from scripts.processes import share_cores
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import TAKEN_STAGES
 from scripts.recipe.site import Site
@@ -41,6 +42,7 @@ def prepare(console: Console, results: Path, site: Site) -> int:
         STAGECOACH_SNAKEFILE=str(console.workflow.main_snakefile),
     )
     os.environ.update(site.environment)
+    share_cores()
     call = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
     correct_ancient()
     let_inputs_pass()

@@ -5,10 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from scripts.processes import PARENT, process_start
+from tests.conftest import ROOT
 
 CHILD = "from scripts.processes import end_with_parent; end_with_parent(); print('up', flush=True); input()"
 HOLDER = f"""
@@ -71,3 +74,15 @@ def test_a_worker_that_begins_after_the_end_of_its_program_ends_too():
     for start, status in ((process_start(os.getpid()), 0), (1, 1)):
         done = subprocess.run([sys.executable, "-c", told.format(os.getpid(), start)], check=False, capture_output=True)
         assert done.returncode == status
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="envs/trl.txt is not installed")
+@pytest.mark.parametrize("told", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "7"}])
+def test_torchs_openmp_bounds_the_spin_of_waiting_threads_unless_told_otherwise(told):
+    library = Path(find_spec("torch").origin).parent / "lib/libgomp.so.1"
+    code = f"import ctypes; from scripts.processes import share_cores; print(share_cores()); ctypes.CDLL('{library}')"
+    environment = {"OMP_DISPLAY_ENV": "VERBOSE", **told}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=True)
+    ((name, value),) = told.items() or [("GOMP_SPINCOUNT", "1000")]
+    assert f"{name}={value}" in done.stdout and f"{name} = '{value}'" in done.stderr

@@ -14,6 +14,7 @@ from scripts.backends.trl.doubts import doubts
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
+from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
@@ -44,6 +45,7 @@ class Trl(Backend):
             told = {"gym_python": site.gym_python, "report_to": tuple(site.report_to)}
             job = replace(job, accelerator=accelerator, processes=processes, **told)
         check_shares(job.stage, job.config, job.settings, job.nodes, job.ranks)
+        print(f"{job.stage}: {job.threads} threads wait for one another by {share_cores()}", flush=True)
         if job.ranks == 1:
             train_here(job)
         else:
