@@ -77,7 +77,8 @@ class StopRequest:
         name = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        print(f"{name}: saving at the end of the step", flush=True)
+        if self.reason is None:  # Snakemake may pass on a signal that all processes got
+            print(f"{name}: saving at the end of the step", flush=True)
         try:
             self.ask(name)
         except (OSError, UserError) as error:

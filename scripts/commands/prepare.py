@@ -53,7 +53,7 @@ def prepare(console: Console, results: Path, site: Site) -> int:
             print(line, file=sys.stderr)
         retries = Retries(results, call, site.slurm is not None)
         retries.heed_interrupts()
-        console.on_failure = retries.on_failure
+        console.on_failure, console.on_term = retries.on_failure, retries.stop
         if site.slurm:
             from scripts.slurm.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
 

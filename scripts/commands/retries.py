@@ -8,9 +8,13 @@ person, ends with its last words.
 import logging
 import re
 import signal
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM
@@ -20,7 +24,7 @@ from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import newest_step
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "waited"}
-RULE = "train"
+RULE, TRAINER = "train", "scripts.train.run"
 NO_MORE = 1_000_000
 """The number of an attempt after which none is left of a rule's retries."""
 
@@ -62,8 +66,22 @@ class Retries:
         if callable(interrupt):  # it is ignored where a shell started Snakemake in the background
             signal.signal(signal.SIGINT, stop)
 
-    def on_failure(self, job: Any) -> str | None:
-        """Decide on a failed job before Snakemake looks at its number of attempts; return a line to say instead."""
+    def stop(self) -> None:
+        """Try nothing again, and pass SIGTERM on to this call's trainings, one that is being started included."""
+        self.is_stopped, told = True, set()
+        while True:
+            for child in {*psutil.Process().children()} - told:
+                with suppress(psutil.Error):
+                    if TRAINER in child.cmdline():
+                        child.terminate()
+                        told.add(child)
+            time.sleep(1)
+
+    def on_failure(self, job: Any, is_last: bool = False) -> str | None:
+        """Decide on a failed job before Snakemake looks at its number of attempts; return a line to say instead.
+
+        With `is_last` Snakemake starts no job any more, after another's failure.
+        """
         if self.is_stopped:
             job.attempt = NO_MORE
             return f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it"
@@ -74,7 +92,9 @@ class Retries:
             job.attempt = NO_MORE
             logger.error(f"{stage}: not tried again: {reason}")
             return None
-        return f"{stage}: {self.interruption(stage)}"
+        if is_last:
+            job.attempt = NO_MORE
+        return f"{stage}: {self.interruption(stage, 'the next call goes on' if is_last else 'trying again')}"
 
     def decision(self, stage: str) -> str | None:
         """Return why the stage, of which an attempt has just failed, is not tried again; None: it is."""
@@ -84,12 +104,12 @@ class Retries:
         before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
         return reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
 
-    def interruption(self, stage: str) -> str:
+    def interruption(self, stage: str, goes_on: str) -> str:
         """Return what ended the stage's last attempt, by its last line or by Slurm's word, and where it goes on."""
         said = re.fullmatch(rf"{re.escape(stage)}: (.*); to be continued", "".join(read_tail(self._log(stage))[-1:]))
         job = self._job(stage)
         killed = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
-        return f"{said[1] if said else killed}; trying again from step {newest_step(self.results / stage / 'run')}"
+        return f"{said[1] if said else killed}; {goes_on} from step {newest_step(self.results / stage / 'run')}"
 
     def _job(self, stage: str) -> JobRecord | None:
         """Return the stage's newest Slurm job, or None."""

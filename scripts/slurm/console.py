@@ -8,7 +8,7 @@ import _thread
 import logging
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from textwrap import indent
 from typing import Any
 
@@ -26,12 +26,12 @@ REPEATED = ("Reasons:\n", "Some jobs were triggered by provenance", "Rules with 
 
 
 class Console(logging.Filter):
-    """The filter of one call. `before_jobs`, `plan`, `on_failure` and `at_end` are set once the workflow is read."""
+    """The filter of one call. `before_jobs`, `plan`, `at_end` and `on_...` are set once the workflow is read."""
 
     def __init__(self, workflow: Any) -> None:
         super().__init__()
         self.workflow, self.messages = workflow, Messages(workflow)
-        self.before_jobs = self.plan = self.on_failure = self.at_end = lambda *_: None
+        self.before_jobs = self.plan = self.on_failure = self.on_term = self.at_end = lambda *_: None
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
@@ -51,7 +51,7 @@ class Console(logging.Filter):
             _replace(record, job_line(record.__dict__))
         elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
             self.before_jobs()
-            end_beside_locks()
+            end_beside_locks(self.on_term)
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
             logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
         elif event is None and self._is_short and isinstance(record.msg, str):
@@ -74,16 +74,25 @@ class Console(logging.Filter):
 
     def _tell_failure(self, record: logging.LogRecord) -> None:
         job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
-        if line := self.on_failure(job):
+        scheduler = self.workflow.scheduler
+        if line := self.on_failure(job, bool(scheduler.failed) and not scheduler.keepgoing):
             _replace(record, line)
             record.levelno, record.levelname = logging.WARNING, "WARNING"
 
 
-def end_beside_locks() -> None:
-    """Let Snakemake's handler of SIGTERM act in a thread; the main thread may hold the locks that the handler takes."""
+def end_beside_locks(also: Callable[[], None]) -> None:
+    """Let Snakemake's handler of SIGTERM act in a thread, and `also` in a second one.
+
+    The main thread may hold the locks that the handler takes.
+    """
     handler = signal.getsignal(signal.SIGTERM)
+
+    def end(*told: Any) -> None:
+        _thread.start_new_thread(handler, told)
+        _thread.start_new_thread(also, ())
+
     if callable(handler):
-        signal.signal(signal.SIGTERM, lambda *told: _thread.start_new_thread(handler, told))
+        signal.signal(signal.SIGTERM, end)
 
 
 def _replace(record: logging.LogRecord, line: str) -> None:

@@ -15,8 +15,13 @@ def workflow(**shown):
     output = {"dryrun": False, "printshellcmds": False, "verbose": False} | shown
     job = SimpleNamespace(name="a job")
     dag = SimpleNamespace(jobs=[job], jobid=lambda _: 3)
+    scheduler = SimpleNamespace(failed=[job], keepgoing=False)
     return SimpleNamespace(
-        output_settings=SimpleNamespace(**output), is_main_process=True, dryrun=output["dryrun"], dag=dag
+        scheduler=scheduler,
+        output_settings=SimpleNamespace(**output),
+        is_main_process=True,
+        dryrun=output["dryrun"],
+        dag=dag,
     )
 
 
@@ -76,9 +81,9 @@ def test_a_failure_that_is_tried_again_is_a_warning_in_a_line():
     console = Console(workflow())
     failed = record(LogEvent.JOB_ERROR, "Error in rule train", jobid=3)
     assert console.filter(failed) and failed.event == LogEvent.JOB_ERROR
-    console.on_failure = lambda job: f"{job.name}: cut off"
+    console.on_failure = lambda job, is_last: f"{job.name}: cut off{', the last' * is_last}"
     assert console.filter(failed)
-    assert (failed.event, failed.msg, failed.levelname) == (None, "a job: cut off", "WARNING")
+    assert (failed.event, failed.msg, failed.levelname) == (None, "a job: cut off, the last", "WARNING")
 
 
 def test_a_mistake_is_a_line_and_what_a_job_has_said_is_not_said_again():

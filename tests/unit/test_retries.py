@@ -72,7 +72,11 @@ def test_a_failed_job_has_no_attempt_left_an_interrupted_or_another_rules_goes_o
     job = SimpleNamespace(rule=SimpleNamespace(name="train"), wildcards=SimpleNamespace(stage="stage"), attempt=1)
     attempt(run, "unfinished")
     assert retries.on_failure(job).startswith("stage: killed; trying again from step") and job.attempt == 1
-    attempt(run, "failed", begin=5)
+    attempt(run, "unfinished", begin=5, end=6)
+    assert retries.on_failure(job, is_last=True).startswith("stage: killed; the next call goes on from step")
+    assert job.attempt == NO_MORE
+    job.attempt = 2
+    attempt(run, "failed", begin=6)
     assert retries.on_failure(job) is None and job.attempt == NO_MORE
     assert retries.on_failure(job) is None and caplog.text.count("not tried again") == 1
     other = SimpleNamespace(rule=SimpleNamespace(name="gate"), wildcards=["stage"], attempt=1)

@@ -21,6 +21,7 @@ import pytest
 
 from benchmarks.striking.chain import Chain
 from benchmarks.striking.kinds import ROOT, Kind, light_recipe
+from scripts.stage.rundir import newest_step
 from tests.programs import until
 
 LIGHT = Kind("a training without torch", light_recipe(1))
@@ -183,6 +184,21 @@ def test_sigterm_while_snakemake_holds_its_lock_ends_the_call(copied):
     assert (copied.root / RESULTS / "child1/gate.json").exists()
     assert not (copied.root / RESULTS / "report.html").exists()
     assert Terminal(copied).wait() == 0 and (copied.root / RESULTS / "report.html").exists()
+
+
+def test_sigterm_to_snakemake_alone_saves_the_step_of_the_training_and_ends_the_call(copied):
+    recipe, run = copied.root / "config/recipes/struck.yaml", copied.root / RESULTS / "base/run"
+    recipe.write_text(recipe.read_text().replace("steps: 30", "steps: 1000000"))
+    before = run.resolve()
+    terminal = Terminal(copied)
+    until(lambda: run.resolve() != before and (run / "metrics.jsonl").exists(), 40, terminal.read)
+    terminal.strike("SIGTERM to Snakemake")
+    assert terminal.wait(SECONDS) == 1
+    logged = copied.steps("base")
+    assert 0 < newest_step(run) == logged[-1] < 1_000_000, "the step at work is saved"
+    assert "SIGTERM: saving at the end of the step" in terminal.said
+    assert "train base: stopped; the next call goes on with it" in terminal.said
+    assert "trying again" not in terminal.said and "Trying to restart" not in terminal.said
 
 
 def test_a_call_that_ignores_the_end_of_its_terminal_goes_on_without(copied):
