@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from scripts.recipe.model import RandomModel
+from tests.stages import Stages
 
 # TRL is imported by the tests that use it: the other process of pytest-xdist, which collects them too, need not wait.
 pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="envs/trl.txt is not installed")
@@ -62,6 +64,25 @@ def test_responses_that_cannot_be_judged_are_counted_and_the_first_is_warned_of(
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: 1 of the step's 200 responses could not be judged and earn 0, the first, to ")
     assert "train-split.jsonl:200: OverflowError: " in warning
+
+
+@pytest.mark.parametrize(("steps", "seconds", "lines"), [(100, 0.1, 21), (7, 0.1, 7), (400, 3.0, 61)])
+def test_progress_is_said_in_about_twenty_lines_and_at_least_every_20_seconds(
+    tmp_path, monkeypatch, capsys, steps, seconds, lines
+):
+    from transformers import TrainerControl, TrainerState
+
+    from scripts.backends.trl import train
+
+    now = 0.0
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: now))
+    callback = train.StageCallback(Stages(tmp_path).job("sft", "run", steps))
+    for step in range(1, steps + 1):
+        now += seconds
+        callback.on_log(None, TrainerState(global_step=step), TrainerControl(), {"loss": 1.0})
+    said = [int(line.partition("/")[0].rpartition(" ")[2]) for line in capsys.readouterr().out.splitlines()]
+    assert (said[0], said[-1], len(said)) == (1, steps, lines)
+    assert max(later - step for step, later in pairwise(said)) * seconds < 20 + seconds
 
 
 def test_only_the_assistants_tokens_are_learnt():
