@@ -9,6 +9,7 @@ from scripts.slurm.resources import light_resources, one_node_resources, trainin
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import prepare, refuse_taken_folder
+from scripts.commands.project import note_config
 from scripts.slurm.future import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.stage.paths import MODEL, STORE
@@ -34,6 +35,7 @@ if workflow.is_main_process:
     refuse_damage(RECIPE, Path(RESULTS))
     sync_configs(RECIPE, Path(RESULTS))
     write_settings(RECIPE, Path(RESULTS))
+    note_config(CONFIG)
 
 LIGHT = light_resources(SITE)
 # Of jobs that sample from a model: a whole training node where the site trains on GPUs.

@@ -8,12 +8,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from scripts.commands.plan import check_budget, plan_text
-from scripts.commands.project import Project
+from scripts.commands.project import OPTIONS, Project, note_config, project_of
 from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
 from scripts.files import read_tail, write_json
@@ -437,3 +438,22 @@ def test_lengths_of_time_and_hours_are_for_people():
     assert [hours_text(each) for each in hours] == ["0", "<0.01", "0.5", "12.3", "99.6", "1,234"]
     assert hours_text(4, "≤") == "≤ 4"
     assert aligned([["a", "", "b"], ["cc", "10", ""]], left={0, 2}) == ["a    -  b", "cc  10"]
+
+
+def test_another_run_is_judged_by_the_recipe_of_its_own_last_call_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "tiny-pretrained"):
+        (tmp_path / f"{name}.yaml").write_text((ROOT / f"config/recipes/{name}.yaml").read_text())
+    file, site = tmp_path / "config.yaml", str(ROOT / "config/sites/laptop.yaml")
+    file.write_text(yaml.safe_dump({"recipe": "tiny.yaml", "site": site, "run": "mine"}))
+    for run in ("mine", "other"):
+        note_config(load_config(file, {"recipe": "tiny-pretrained.yaml", "run": run, "model": "/a/model"}))
+
+    def judged(**said: str) -> tuple[str, str | None]:
+        project = project_of(SimpleNamespace(**dict.fromkeys(OPTIONS) | {"config": file} | said))
+        return project.recipe.name, getattr(project.recipe.model, "name", None)
+
+    assert judged() == judged(run="mine") == judged(run="new") == ("tiny", None)
+    assert judged(run="other") == ("tiny-pretrained", "/a/model")
+    assert judged(run="other", model="/b") == ("tiny-pretrained", "/b")
+    assert judged(run="other", recipe="tiny.yaml") == ("tiny", None)
