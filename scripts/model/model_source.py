@@ -1,5 +1,6 @@
 """Record the source of a pretrained model's export: changed content counts, a touched file does not."""
 
+import os
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -34,6 +35,19 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
+    if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
+        write_json(directory / SOURCE, source)
+
+
+def is_made_anew(model: PretrainedModel, directory: Path) -> bool:
+    """Whether Snakemake would export the model anew: recipe, link or files are not the export's."""
+    source, record = directory / SOURCE, directory / "hf/record.json"
+    if read_if_there(source, SourceOfModel) != _source(model, directory):
+        return True
+    return source.stat().st_mtime_ns > record.stat().st_mtime_ns
+
+
+def _source(model: PretrainedModel, directory: Path) -> SourceOfModel:
     known = read_if_there(directory / SOURCE, SourceOfModel)
     source = {"model": model.model_dump(mode="json"), "changed": _changed(model, directory)}
     if model.chat_template is not None:
@@ -42,8 +56,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
         is_older = known is not None and "chat_template" not in known
         if not (is_older and chat_template_of(directory / "hf/model") == text):
             source["chat_template"] = sha256_text(text)
-    if known != source:
-        write_json(directory / SOURCE, source)
+    return source
 
 
 def template_of(model: PretrainedModel) -> str:
@@ -77,7 +90,7 @@ def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     hashes = {name: file["sha256"] for name, file in files.items()}
     if hashes != {name: file["sha256"] for name, file in noted["files"].items()}:
         return hashes
-    if files != noted["files"]:
+    if files != noted["files"] and os.access(directory, os.W_OK):
         write_json(directory / SEEN, noted | {"files": files})
     return noted["changed"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
+from scripts.model.model_source import is_made_anew
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
@@ -19,7 +21,7 @@ from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_blend, damage_of_stage
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.paths import StagePaths, owner_of
+from scripts.stage.paths import MODEL, StagePaths, owner_of
 from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.rule_settings import data_to_be_made
@@ -144,7 +146,12 @@ class States:
             return "its data come first"
         if stage.settings.blend in self._remade:
             return "its data are made anew first"
-        return "its model comes first" if export is not None and not export.exists() else ""
+        if export is not None and not export.exists():
+            return "its model comes first"
+        is_of_model = parent is None and export is not None and isinstance(self.recipe.model, PretrainedModel)
+        if is_of_model and is_made_anew(self.recipe.model, stage.paths.sibling(MODEL).directory):
+            return "its model is made anew first"
+        return ""
 
 
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:

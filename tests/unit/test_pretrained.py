@@ -10,9 +10,14 @@ from huggingface_hub import constants
 
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.model.model_source import sync_source
+from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
+from scripts.stage.state import States
 from tests.cases import cases
+from tests.conftest import ROOT
 from tests.pretrained import ARCHITECTURES, save_pretrained
+from tests.stages import ready_stage
 from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="envs/trl.txt is not installed")
@@ -67,6 +72,29 @@ def test_the_content_is_what_it_is_known_by_and_not_the_path(tmp_path, folder, c
     first, moved = exported(folder, tmp_path / "a"), exported(tmp_path / "moved", tmp_path / "b")
     assert first["content"] == moved["content"]
     assert exported(copied(rms_norm_eps=1e-5), tmp_path / "c")["content"] != first["content"]
+
+
+def test_plan_and_status_know_that_a_link_leads_to_another_model_now(tmp_path, folder, copied):
+    link, results = tmp_path / "link", tmp_path / "results"
+    link.symlink_to(folder)
+    recipe = load_recipe(ROOT / "config/recipes/tiny-pretrained.yaml", model=str(link))
+    ready_stage(recipe, results, "sft", [])
+
+    def stands() -> tuple[str, str]:
+        state = States(recipe, results).of("sft")
+        return state.state, state.note
+
+    assert stands() == ("waiting", "its model comes first")
+    sync_source(recipe.model, results / "model")
+    exported(link, results)
+    assert stands() == ("new", "")
+    link.unlink()
+    link.symlink_to(copied(rms_norm_eps=1e-5))
+    assert stands() == ("waiting", "its model is made anew first")
+    sync_source(recipe.model, results / "model")
+    assert stands() == ("waiting", "its model is made anew first"), "after a dry run too"
+    exported(link, results)
+    assert stands() == ("new", "")
 
 
 def test_what_the_recipe_says_of_the_tokenizer_goes_into_the_export_and_not_into_the_folder(tmp_path, folder):
