@@ -13,9 +13,8 @@ from pathlib import Path
 PARENT = "STAGECOACH_PARENT"
 """The environment variable with the parent's process id."""
 BOUNDS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
-"""How long a waiting thread keeps its core: turns by GNU's OpenMP (of 300,000), milliseconds by Intel's (of 200)."""
+"""How long a waiting thread spins: turns by GNU's OpenMP, of 300,000, ms by Intel's, of 200; read as torch loads it."""
 WAITING = ("OMP_WAIT_POLICY", *BOUNDS)
-"""The environment's variables on waiting threads."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -56,10 +55,7 @@ def process_mark() -> str:
 
 
 def share_cores() -> str:
-    """Let waiting threads of OpenMP leave their core early, unless the environment says otherwise; return its words.
-
-    The runtime reads the variables when torch loads it. Weights stay the same.
-    """
+    """Let OpenMP's waiting threads leave their core early, unless the environment says otherwise; return its words."""
     if not any(name in os.environ for name in WAITING):
         os.environ.update(BOUNDS)
     return ", ".join(f"{name}={os.environ[name]}" for name in WAITING if name in os.environ)

@@ -10,14 +10,13 @@ from scripts.recipe.config import Config
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.records import read_if_there, read_record
+from scripts.records import read_if_there
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
 
 OPTIONS = ("config", "recipe", "site", "run", "seed", "model", "start")
-NOTED = Path("settings/config.json")
-"""What a run was last called with, below the run's folder."""
+NOTED = "settings/config.json"
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Project:
 
 
 def note_config(config: Config) -> None:
-    """Note the call of a run, by which commands judge the run while config.yaml names another."""
+    """Note the call of a run below its folder, by which commands judge the run while config.yaml names another."""
     called = config.model_dump(mode="json", include={*OPTIONS} - {"run"}, exclude_none=True)
     if read_if_there(path := Path(config.folder, NOTED), dict[str, Any]) != called:
         write_json(path, called)
@@ -52,9 +51,8 @@ def project_of(arguments: argparse.Namespace) -> Project:
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     file = given.pop("config")
     config = load_config(file, given)
-    noted = Path(config.folder, NOTED)
-    if config.run != load_config(file, {}).run and "recipe" not in given and noted.exists():
-        config = load_config(file, read_record(noted, dict[str, Any]) | given)
+    if config.run != load_config(file, {}).run and "recipe" not in given:
+        config = load_config(file, (read_if_there(Path(config.folder, NOTED), dict[str, Any]) or {}) | given)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
     return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results))

@@ -67,21 +67,18 @@ class Retries:
             signal.signal(signal.SIGINT, stop)
 
     def stop(self) -> None:
-        """Try nothing again, and pass SIGTERM on to this call's trainings, one that is being started included."""
+        """Try nothing again, and send SIGTERM to each of this call's trainings; one may be starting."""
         self.is_stopped, told = True, set()
         while True:
             for child in {*psutil.Process().children()} - told:
                 with suppress(psutil.Error):
                     if TRAINER in child.cmdline():
-                        child.terminate()
                         told.add(child)
+                        child.terminate()
             time.sleep(1)
 
     def on_failure(self, job: Any, is_last: bool = False) -> str | None:
-        """Decide on a failed job before Snakemake looks at its number of attempts; return a line to say instead.
-
-        With `is_last` Snakemake starts no job any more, after another's failure.
-        """
+        """Decide on a failed job, `is_last` to be started or not, before its attempts count; return a line to say."""
         if self.is_stopped:
             job.attempt = NO_MORE
             return f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it"
@@ -92,8 +89,7 @@ class Retries:
             job.attempt = NO_MORE
             logger.error(f"{stage}: not tried again: {reason}")
             return None
-        if is_last:
-            job.attempt = NO_MORE
+        job.attempt = NO_MORE if is_last else job.attempt
         return f"{stage}: {self.interruption(stage, 'the next call goes on' if is_last else 'trying again')}"
 
     def decision(self, stage: str) -> str | None:

@@ -41,10 +41,9 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
 
 def is_made_anew(model: PretrainedModel, directory: Path) -> bool:
     """Whether Snakemake would export the model anew: recipe, link or files are not the export's."""
-    source, record = directory / SOURCE, directory / "hf/record.json"
-    if read_if_there(source, SourceOfModel) != _source(model, directory):
-        return True
-    return source.stat().st_mtime_ns > record.stat().st_mtime_ns
+    noted, record = directory / SOURCE, directory / "hf/record.json"
+    is_same = read_if_there(noted, SourceOfModel) == _source(model, directory)
+    return not is_same or noted.stat().st_mtime_ns > record.stat().st_mtime_ns
 
 
 def _source(model: PretrainedModel, directory: Path) -> SourceOfModel:

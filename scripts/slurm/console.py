@@ -81,18 +81,15 @@ class Console(logging.Filter):
 
 
 def end_beside_locks(also: Callable[[], None]) -> None:
-    """Let Snakemake's handler of SIGTERM act in a thread, and `also` in a second one.
-
-    The main thread may hold the locks that the handler takes.
-    """
+    """Let Snakemake's handler of SIGTERM act in a thread, then `also`; the main thread may hold the handler's locks."""
     handler = signal.getsignal(signal.SIGTERM)
 
     def end(*told: Any) -> None:
-        _thread.start_new_thread(handler, told)
-        _thread.start_new_thread(also, ())
+        handler(*told)
+        also()
 
     if callable(handler):
-        signal.signal(signal.SIGTERM, end)
+        signal.signal(signal.SIGTERM, lambda *told: _thread.start_new_thread(end, told))
 
 
 def _replace(record: logging.LogRecord, line: str) -> None:

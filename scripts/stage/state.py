@@ -11,7 +11,6 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.model.model_source import is_made_anew
-from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
@@ -146,12 +145,10 @@ class States:
             return "its data come first"
         if stage.settings.blend in self._remade:
             return "its data are made anew first"
-        if export is not None and not export.exists():
-            return "its model comes first"
-        is_of_model = parent is None and export is not None and isinstance(self.recipe.model, PretrainedModel)
-        if is_of_model and is_made_anew(self.recipe.model, stage.paths.sibling(MODEL).directory):
-            return "its model is made anew first"
-        return ""
+        if export is None or not export.exists():
+            return "its model comes first" if export else ""
+        is_old = parent is None and is_made_anew(self.recipe.model, stage.paths.sibling(MODEL).directory)
+        return "its model is made anew first" if is_old else ""
 
 
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:

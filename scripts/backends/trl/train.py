@@ -5,7 +5,6 @@ the trainer; resuming, the steps and the end are here.
 """
 
 import json
-import math
 import os
 import shutil
 import time
@@ -42,9 +41,6 @@ from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.store import prune_checkpoints
-
-TOLD_EVERY = 20.0
-"""Seconds between two lines on a training's progress, at most."""
 
 
 def train_rank(job: TrainingJob) -> None:
@@ -132,7 +128,7 @@ class StageCallback(TrainerCallback):
         self.job, self.updates = job, job.config.updates_per_step
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
-        self.told = -math.inf
+        self.told = float("-inf")
         self.tokens = 0.0
         self.saving_since = 0.0
         self.step_seconds: deque[float] = deque(maxlen=20)
@@ -195,7 +191,7 @@ class StageCallback(TrainerCallback):
         with self.log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
-        if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= TOLD_EVERY:
+        if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= 20:
             self.told = now
             print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
 
