@@ -143,8 +143,8 @@ def test_trainer_and_evaluation_play_the_same_turns_and_no_result_of_a_tool_is_l
     ((_, response_ids, masks, conversations, *_),) = seen
     rows = [row for _, _, row in read_rows(chain.split("products"))][:4]
     model, tokenizer = load_model(taught), load_processor(taught)
-    found = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
-    assert [rollout.text.messages for rollout in found] == conversations[::4]
+    (found,) = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
+    assert [found[place].text.messages for place in range(4)] == conversations[::4]
     results = 0
     for ids, mask, messages in zip(response_ids, masks, conversations, strict=True):
         masked = tokenizer.decode([token for token, is_learnt in zip(ids, mask, strict=True) if not is_learnt])
