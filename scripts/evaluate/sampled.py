@@ -7,7 +7,7 @@ from typing import Any
 from scripts.files import append_json, duration, write_json
 from scripts.records import read_lines
 from scripts.rewards.verdict import Unjudged
-from scripts.stage.scoring import Batch, sampled_of
+from scripts.stage.scoring import SAMPLED, Batch
 
 EVERY = 20.0
 Answered = dict[int, tuple[Any, ...]]
@@ -18,7 +18,7 @@ class Sampled:
     """The `responses` of a scoring; `keys` name its policies with rows and settings, `key` the policy at work."""
 
     def __init__(self, scores: Path, keys: list[str], responses: int) -> None:
-        self.path, self.key, self.responses = sampled_of(scores), keys[0], responses
+        self.path, self.key, self.responses = scores.with_suffix(SAMPLED), keys[0], responses
         self.batches = [batch for batch in read_lines(self.path, Batch) if batch["of"] in keys]
         self.done = self.kept = sum(len(batch["answers"]) for batch in self.batches)
         self.began = self.since = time.monotonic()
