@@ -23,9 +23,9 @@ rule card:
         f"{RESULTS}/{{stage}}/logs/card.log",
     params:
         export=subpath(input.export, parent=True),
-        license=["--license", RECIPE.license] if RECIPE.license else [],
+        facts=[word for key, value in RECIPE.card_facts.items() for word in (f"--{key.replace('_', '-')}", value)],
     shell:
-        "python -m scripts.report.card --export {params.export:q} {params.license:q} --output {output:q} 2> {log:q}"
+        "python -m scripts.report.card --export {params.export:q} {params.facts:q} --output {output:q} 2> {log:q}"
 
 
 # W&B's key stays in the environment; what W&B keeps in files lies beside the stage.

@@ -183,6 +183,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def append_json(path: Path, value: Any) -> None:
+    """Append a line of JSON durably; the line before may be one that a kill has cut."""
+    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if is_cut else "") + json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def read_json(path: Path) -> Any:
     """Return a file's JSON; UserError for a missing or damaged file."""
     try:

@@ -230,6 +230,7 @@ class Scores(TypedDict):
     change: Change | None
     rows: NotRequired[Count]
     change_from_first: NotRequired[Change | None]
+    tags: NotRequired[dict[str, "Scores"]]
 
 
 class Evaluation(TypedDict):

@@ -82,7 +82,12 @@ def make_stage(results: Path, name: str, byte: int) -> None:
 def scored(environment: str, rows: int, before: int, after: int) -> list[dict]:
     """Held-out rows of an environment, so many of them answered rightly before and after."""
     return [
-        {"environment": environment, "reward_before": float(row < before), "reward_after": float(row < after)}
+        {
+            "environment": environment,
+            "split": "rows",
+            "reward_before": float(row < before),
+            "reward_after": float(row < after),
+        }
         for row in range(rows)
     ]
 

@@ -13,6 +13,7 @@ from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
+from scripts.stage.scoring import seconds_to_score
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 
@@ -22,11 +23,12 @@ LARGEST = 3
 
 @dataclass(frozen=True)
 class Planned:
-    """Hold a stage's state, the estimate of the rest, and the time limit of an allocation in minutes."""
+    """Hold a stage's state, the estimate of the rest, the time limit in minutes, and the seconds of held-out scores."""
 
     state: StageState
     estimate: Estimate
     runtime: int
+    scoring: float = 0.0
 
     @property
     def what(self) -> str:
@@ -54,11 +56,13 @@ class Planned:
 def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
     """Return the plan of stages, parents first."""
     states, site = project.states(), project.site
+    scoring = seconds_to_score(project.recipe, project.results, states)
     return [
         Planned(
             states[stage.name],
             estimate(site, stage, states[stage.name].left),
             site.resources_of(stage.name, stage.settings).runtime,
+            scoring.get(stage.name, 0.0),
         )
         for stage in project.stages()
         if stage.name in stages
@@ -89,6 +93,9 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     """Return the table, the basis of the hours, and a line where the budget is exceeded."""
     to_train = _to_train(plan)
     lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
+    scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
+    if scored:
+        lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
     words = beyond_budget(project, to_train)
     return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
 
@@ -104,11 +111,11 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
             hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
             gpus = left.nodes * left.gpus_per_node
             cells = [str(left.nodes), str(gpus), f"{stage.runtime} min", str(left.allocations), *hours]
-        elif left.steps != 0:
-            cells = [_time([left])]
+        elif not site.slurm:
+            cells = [_time([stage])]
         rows.append([stage.state.stage, stage.what, stage.steps, *cells, stage.why])
     estimates = [stage.estimate for stage in plan]
-    sums = [_time(estimates)]
+    sums = [_time(plan)]
     if site.slurm:
         whole = (sum(getattr(each, name) for each in estimates) for name in ("node_hours", "gpu_hours"))
         hours = [hours_text(each, bound_of(estimates)) for each in whole]
@@ -123,9 +130,11 @@ def _steps(estimates: list[Estimate]) -> str:
     return f"{more}{sum(each.steps or 0 for each in estimates)}"
 
 
-def _time(estimates: list[Estimate]) -> str:
-    """Return the known time of all stages in sequence."""
+def _time(plan: list[Planned]) -> str:
+    """Return the known time of all stages in sequence, held-out scores included."""
+    estimates = [stage.estimate for stage in plan]
     known = [each.hours * 3600 for each in estimates if each.steps and not each.bound]
+    known += [stage.scoring for stage in plan if stage.scoring]
     more = "≥ " if any(each.bound for each in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
 

@@ -9,6 +9,7 @@ from scripts.files import duration
 from scripts.recipe.site import Site
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.paths import StagePaths
+from scripts.stage.scoring import seconds_to_score
 from scripts.stage.status import StageStatus, status_of
 
 
@@ -17,17 +18,20 @@ def status_text(project: Project) -> str:
     states = project.states()
     jobs = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
-    rows = [_row(status, project.site) for status in statuses]
+    scoring = seconds_to_score(project.recipe, project.results, states)
+    rows = [_row(status, project.site, scoring.get(status.stage)) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     return "\n".join(aligned([head, *rows], left={0, 1, len(head) - 1}))
 
 
-def _row(status: StageStatus, site: Site) -> list[str]:
+def _row(status: StageStatus, site: Site, scoring: float | None) -> list[str]:
     planned = "?" if status.planned is None else status.planned
     at = "" if status.state in ("new", "waiting", "stale", "damaged") else f"{status.step}/{planned}"
     slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
-    left = "" if status.left is None else duration(status.left)
-    return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, status.note]
+    known = [each for each in (status.left, scoring) if each is not None and status.state in ("training", "fresh")]
+    left = duration(sum(known)) if known else ""
+    note = status.note or ("held-out scores to come" if status.state == "fresh" and scoring else "")
+    return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, note]
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -8,16 +8,19 @@ prompt, completion; question, answer    both as messages   the prompt; expected_
 chosen, rejected, perhaps prompt                                                          prompt, and two answers
 ======================================  =================  =============================  =======================
 
-``tools``, ``images`` and ``agent_ref`` may be further columns. Rows of NeMo-Gym pass unchanged.
+``tools``, ``images`` and ``agent_ref`` may be further columns. Rows of NeMo-Gym pass unchanged. An environment's own
+field ``question`` or ``prompt`` is the prompt's last user message, an ``id`` without a column a hash of the message.
 """
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec.structs import fields
 
 from scripts.data.conversations import (
     Misfit,
@@ -71,7 +74,7 @@ class Mapper:
         if mapped.keys() & {*CONTENT} and not mapped.keys() & {*CONVERSATIONS}:
             hidden.update(CONVERSATIONS)
         contract = contract_of(rows.environment or "")
-        self.fields = {*getattr(contract, "__struct_fields__", ())}
+        self.fields = {each.name: each.required for each in fields(contract)} if contract else {}
         is_gym = kind == "prompts" and "responses_create_params" in names
         takes_all = is_gym or (kind == "prompts" and contract is None and not mapped)
         known = {*CONTENT, *BESIDE, *self.fields}
@@ -206,8 +209,10 @@ class Mapper:
         if not row:
             raise Misfit("no environment rewards it; set environment")
         row["responses_create_params"] = {"input": messages} | self._tools(published, flat=True)
-        if "question" in self.fields and ("question" not in self.column or field == "question"):
-            row["question"] = closing_text(messages)
+        asks = closing_text(messages)
+        for name, value in (("question", asks), ("prompt", asks), ("id", zlib.crc32(asks.encode()))):
+            if name in self.fields and (name == field or (self.fields[name] and name not in self.column)):
+                row[name] = value
         expected = self._first("expected_answer", "answer")
         name = "expected_answer" if "expected_answer" in self.fields else expected
         if expected and (name == "expected_answer" or self.rows.answer_after):

@@ -31,11 +31,12 @@ class Answer(NamedTuple):
     response: str | None = None
     tokens: int | None = None
     cut: bool | None = None
+    tags: list[str] | None = None
 
 
 def beside_model(answers: list[Answer], before: list[Answer]) -> pa.Table:
     """Return the table of a stage that starts from a model, whose answers are `before`."""
-    return _table(answers, _frame(before, "before").drop(columns="environment"))
+    return _table(answers, _frame(before, "before").drop(columns=["environment", "tags"]))
 
 
 def beside_parent(answers: list[Answer], parent: pa.Table | None) -> pa.Table:
@@ -69,19 +70,27 @@ def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict
     """Return eval.json: scores before and after the stage with their change; the mean weighs environments alike.
 
     `export` is the stage's hf/record.json. A score before, and its change, is None where the stage's start was not
-    scored on all rows of the environment; for the mean, of any environment.
+    scored on all rows of the environment; for the mean, of any environment. An environment has the same by `tags`.
     """
-    rewards = rollouts.select(["environment", BEFORE, AFTER, FIRST]).to_pandas()
-    rows = dict(list(rewards.groupby("environment")))
-    figures = {"before": _means(rows, BEFORE), "after": _means(rows, AFTER)}
-    figures |= {"change": _changes(rows, BEFORE), "change_from_first": _changes(rows, FIRST)}
-    scores = {name: {key: values[name] for key, values in figures.items()} for name in (*rows, MEAN)}
+    rewards = rollouts.select(["environment", "tags", BEFORE, AFTER, FIRST]).to_pandas()
+    scores, mean = _scores(dict(list(rewards.groupby("environment"))))
+    for entry, (_, part) in zip(scores.values(), rewards.groupby("environment"), strict=True):
+        if tagged := dict(list(part.explode("tags").groupby("tags"))):
+            entry["tags"], _ = _scores(tagged)
     return {
         **{key: export[key] for key in ("stage", "step", "content")},
         "decoding": decoding,
-        "environments": {name: {"rows": len(part)} | scores[name] for name, part in rows.items()},
-        "mean": scores[MEAN],
+        "environments": scores,
+        "mean": mean,
     }
+
+
+def _scores(rows: dict[str, pd.DataFrame]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """Return the scores of parts of the rows, and of the mean."""
+    figures = {"before": _means(rows, BEFORE), "after": _means(rows, AFTER)}
+    figures |= {"change": _changes(rows, BEFORE), "change_from_first": _changes(rows, FIRST)}
+    scores = {name: {key: values[name] for key, values in figures.items()} for name in (*rows, MEAN)}
+    return {name: {"rows": len(part)} | scores[name] for name, part in rows.items()}, scores[MEAN]
 
 
 def write_results(

@@ -1,16 +1,19 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
 import sys
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
+from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import count_gpus, load_model
@@ -22,7 +25,15 @@ from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.records import ExportRecord, read_record
 from scripts.rewards.episode import whole_text
-from scripts.rewards.registry import check_row, contract_of, environment_factory, register, register_gym, scores
+from scripts.rewards.registry import (
+    check_row,
+    contract_of,
+    environment_factory,
+    register,
+    register_gym,
+    scores,
+    spec_of,
+)
 from scripts.rewards.verdict import Unjudged, described
 from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
@@ -50,28 +61,34 @@ def rollouts(
     temperature: float,
     seed: int,
     max_tool_calling_iterations: int | None = None,
+    done: Collection[int] = (),
     **more: Any,
-) -> list[Rollout]:
-    """Sample a response to each row, in the rows' order; `more` are arguments of the Sampler.
+) -> Iterator[dict[int, Rollout]]:
+    """Sample a response to each row, by batches of the rows' places; `more` are arguments of the Sampler.
 
-    Rows of environments with tools get an `EpisodeResponse`, whose turns share `max_new_tokens`.
+    Batches of places that are `done` are left out. Rows of environments with tools get an `EpisodeResponse`, whose
+    turns share `max_new_tokens`.
     """
     sampler = Sampler(model, processor, max_new_tokens, temperature, seed, **more)
     has_tools = [environment_factory(row["agent_ref"]["name"]) is not None for row in rows]
-    of_one_turn = iter(sampler.respond([row for row, several in zip(rows, has_tools, strict=True) if not several]))
-    if not any(has_tools):
-        return list(of_one_turn)
-    from scripts.evaluate.turns import EpisodeRunner  # noqa: PLC0415 - imports TRL
+    for several in sorted({*has_tools}):
+        respond, places = sampler.respond, [place for place, has in enumerate(has_tools) if has == several]
+        if several:
+            from scripts.evaluate.turns import EpisodeRunner  # noqa: PLC0415 - imports TRL
 
-    runner = EpisodeRunner(sampler, max_tool_calling_iterations)
-    of_several = iter(runner.run([row for row, several in zip(rows, has_tools, strict=True) if several]))
-    return [next(of_several if several else of_one_turn) for several in has_tools]
+            respond = EpisodeRunner(sampler, max_tool_calling_iterations).respond
+        known = {index for index, place in enumerate(places) if place in done}
+        for batch in respond([rows[place] for place in places], known):
+            yield {places[index]: response for index, response in batch.items()}
 
 
-def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any]) -> list[Answer]:
+def answer_rows(
+    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], sampled: Sampled | None = None
+) -> list[Answer]:
     """Return a policy's responses to all rows of the validation splits with their rewards, in the rows' order.
 
-    A split's folder bears the blend's name; UserError for two splits of a name and for a row without a score.
+    Answers that are `sampled` are taken from there, and others added. A split's folder bears the blend's name;
+    UserError for two splits of a name and for a row without a score.
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(
@@ -89,11 +106,17 @@ def answer_rows(model: Any, processor: Any, splits: list[Path], decoding: dict[s
             rows.append(row)
             places.append(f"{split}:{number}")
             origins.append((environment, split.resolve().parent.name, number))
-    responses = rollouts(model, processor, rows, **decoding)
-    rewards = scores([(row, response.text) for row, response in zip(rows, responses, strict=True)], places)
+    answers = sampled.known if sampled else {}
+    for batch in rollouts(model, processor, rows, **decoding, done=answers):
+        rewards = scores([(rows[at], rollout.text) for at, rollout in batch.items()], [places[at] for at in batch])
+        judged = zip(batch.items(), rewards, strict=True)
+        found = {at: (reward, *rollout._replace(text=whole_text(rollout.text))) for (at, rollout), reward in judged}
+        if sampled:
+            sampled.add(found)
+        answers |= found
     return [
-        Answer(*origin, prompt_for_reading(row), reward, *response._replace(text=whole_text(response.text)))
-        for origin, row, reward, response in zip(origins, rows, rewards, responses, strict=True)
+        Answer(*origin, prompt_for_reading(row), *answers[at], tags=spec_of(row).tags(row))
+        for at, (origin, row) in enumerate(zip(origins, rows, strict=True))
     ]
 
 
@@ -120,15 +143,16 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
 def kept_scores(export: Path, asked: dict[str, Any], start: Path, validation: list[Path]) -> Path | None:
     """Return the store's file for scores of an export, by its content and all that was asked; None outside the store.
 
-    `start` is what the stage starts from: rollouts of a parent, a config, or the record of an export.
+    `asked` gets the contents of the export, the splits and what the stage starts from: `start` is rollouts of a parent,
+    a config, or the record of an export.
     """
-    record = read_record(export, ExportRecord)
+    splits = [[path.parent.name, path.name, sha256_file(path)] for path in validation]
+    beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
+    content = read_record(export, ExportRecord)["content"]
+    asked |= {"export": content, "splits": splits, "start": [start.name, beside]}
     training = (export.parent / "model").resolve().parents[1]
     if training.parent.name != STORE:
         return None
-    splits = [[path.parent.name, path.name, sha256_file(path)] for path in validation]
-    beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
-    asked |= {"export": record["content"], "splits": splits, "start": [start.name, beside]}
     return training / "scores" / f"{sha256_text(canonical_json(asked))[:16]}.parquet"
 
 
@@ -164,7 +188,11 @@ def main(
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
         return write_results(export, read_table(kept, ROLLOUTS), *written)
-    answers = partial(answer_rows, splits=validation, decoding=decoding)
+    by = {"torch": torch.__version__, "transformers": transformers.__version__, "gpus": count_gpus(accelerator) > 0}
+    policies = ("export",) if start.suffix == ".parquet" else ("export", "start")
+    keys = [sha256_text(canonical_json([asked, by, policy])) for policy in policies]
+    sampled = Sampled(output, keys, len(keys) * sum(1 for path in validation for _ in read_rows(path)))
+    answers = partial(answer_rows, splits=validation, decoding=decoding, sampled=sampled)
     after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
@@ -176,13 +204,14 @@ def main(
     if start.suffix == ".parquet":
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
-        is_export = start.suffix == ".json"
+        is_export, sampled.key = start.suffix == ".json", keys[1]
         model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
         write_rollouts(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
     write_results(export, table, *written, **counted)
+    sampled.finish()
 
 
 if __name__ == "__main__":

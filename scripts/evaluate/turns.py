@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from trl.chat_template_utils import (
 )
 
 from scripts.errors import UserError
-from scripts.model.generate import BATCH, Rollout, Sampler
+from scripts.model.generate import Rollout, Sampler
 from scripts.rewards.episode import Episode, episode_response, tools_of
 from scripts.rewards.registry import environment_factory
 from scripts.rewards.response import as_text
@@ -76,9 +76,12 @@ class EpisodeRunner(GRPOTrainer):
         self.use_vllm = self._is_vlm = False
         self._sampler = sampler
 
-    def run(self, rows: list[Row]) -> list[Rollout]:
-        """Sample a rollout of each row, in the rows' order."""
-        return [rollout for start in range(0, len(rows), BATCH) for rollout in self._batch(rows[start : start + BATCH])]
+    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, Rollout]]:
+        """Yield rollouts by the rows' places, a batch at a time; batches that are `done` are left out."""
+        for start in range(0, len(rows), self._sampler.at_once):
+            if start not in done:
+                torch.manual_seed(self._sampler.seed + start)
+                yield dict(enumerate(self._batch(rows[start : start + self._sampler.at_once]), start))
 
     def _batch(self, rows: list[Row]) -> list[Rollout]:
         names, ends = [row["agent_ref"]["name"] for row in rows], self._sampler.ends
@@ -113,8 +116,10 @@ class EpisodeRunner(GRPOTrainer):
             chosen = {"input_ids": [prompt_ids[index] for index in indices]}
             return dict(self._tokenizer.pad(chosen, padding_side="left", return_tensors="pt"))
 
-        outputs = self._sampler.generate(lengths, lengths.__getitem__, batch_of)
-        return [self._sampler.ended(ids) for ids in outputs], None
+        outputs: dict[int, list[int]] = {}
+        for batch in self._sampler.batches(lengths, lengths.__getitem__):
+            outputs |= self._sampler.generate(batch, batch_of)
+        return [outputs[index] for index in range(len(lengths))], None
 
 
 def _begun(episode: Episode, row: Row) -> list[dict[str, Any]]:

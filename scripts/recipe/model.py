@@ -53,6 +53,8 @@ class PretrainedModel(Strict):
     """The token that ends an answer, instead of the tokenizer's."""
     pad_token: str | None = None
     """The token that fills a batch, where the tokenizer has none."""
+    base_model: str | None = Field(None, exclude=True, description="The hub's name of a folder's model, for the cards.")
+    attribution: str | None = Field(None, exclude=True, description="A sentence on its makers and licence, for cards.")
 
     @property
     def folder(self) -> Path | None:

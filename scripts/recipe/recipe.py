@@ -169,6 +169,12 @@ class Recipe(Strict):
         return self.checkpoints[name].stage if name in self.checkpoints else name
 
     @property
+    def card_facts(self) -> dict[str, str]:
+        """What the recipe tells the model cards, by the option of `scripts.report.card`."""
+        said = {name: getattr(self.model, name, None) for name in ("base_model", "attribution")}
+        return {name: value for name, value in ({"license": self.license} | said).items() if value}
+
+    @property
     def left_out(self) -> tuple[str, ...]:
         """The names of the stages that `start` leaves out."""
         return self._left_out

@@ -12,7 +12,7 @@ from scripts.errors import UserError
 from scripts.files import sha256_text, write_text
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.program import run_command_line
-from scripts.recipe.resolve import config_text
+from scripts.recipe.resolve import config_text, training_config
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Benchmarks, Evaluation, Gate, Manifest, Record, read_if_there
 from scripts.report.chain import Link, read_chain
@@ -21,14 +21,17 @@ from scripts.report.tree import chain_text
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
 from scripts.stage.publish import code_among
+from scripts.stage.tables import ROLLOUTS, read_table
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FOLDER, NO_ROWS = "folder", {"train": {}, "validation": {}}
 
 
-def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
-    """Return an export's card; `license_id` is one of the hub's, or none is stated.
+def model_card(
+    hf: Path, license_id: str | None = None, base_model: str | None = None, attribution: str | None = None
+) -> ModelCard:
+    """Return an export's card; `license_id` and `base_model` are of the hub's, or none is stated.
 
     UserError where the stage, its export or its held-out scores are not of one checkpoint.
     """
@@ -41,7 +44,10 @@ def model_card(hf: Path, license_id: str | None = None) -> ModelCard:
     evaluation, test, benchmarks = (_of_export(link, path, kind) for path, kind in kinds.items())
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
-        _metadata(chain, results, license_id),
+        _metadata(chain, results, license_id, base_model),
+        attribution=attribution,
+        rows_seen=_rows_seen,
+        scored=read_table(link.paths.rollouts, ROLLOUTS)["split"].value_counts().to_pylist() if evaluation else [],
         template_path=str(TEMPLATE),
         name=f"{link.run_name}-{link.name}",
         stage=link.name,
@@ -86,7 +92,18 @@ def _of_export(link: Link, path: Path, kind: type[Record]) -> Record | None:
     return scores
 
 
-def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | None) -> ModelCardData:
+def _rows_seen(link: Link, manifest: Manifest) -> int | None:
+    """Return the distinct training rows that the steps read at most; all rows where the trained config is gone."""
+    rows = manifest["train"].get("rows")
+    try:
+        return min(rows or 0, link.record["step"] * training_config(link.settings).rows_per_step) or rows
+    except (KeyError, TypeError, ValueError):  # a config of an earlier commit
+        return rows
+
+
+def _metadata(
+    chain: list[Link], results: list[EvalResult], license_id: str | None, base_model: str | None
+) -> ModelCardData:
     """Return the card's YAML; only hub ids become datasets and base models."""
     configs = [link.settings for link in chain if link.settings]
     named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
@@ -98,7 +115,7 @@ def _metadata(chain: list[Link], results: list[EvalResult], license_id: str | No
         license=license_id,
         library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=next(filter(HUB_ID.fullmatch, base), None),
+        base_model=base_model or next(filter(HUB_ID.fullmatch, base), None),
         datasets=datasets or None,
         tags=list(tags),
         model_name=f"{chain[-1].run_name}-{chain[-1].name}" if results else None,
@@ -164,9 +181,11 @@ def main(
     export: Annotated[Path, "such as results/rlhf/hf"],
     output: Annotated[Path, "such as README.md"],
     license: Annotated[str | None, "by the hub's name, such as apache-2.0; none: the card states none"] = None,
+    base_model: Annotated[str | None, "the hub's name of the base model, where that is a folder"] = None,
+    attribution: Annotated[str | None, "a sentence on the makers and licence of the base model"] = None,
 ) -> None:
     """Write the model card."""
-    write_text(output, str(model_card(export, license)))
+    write_text(output, str(model_card(export, license, base_model, attribution)))
 
 
 if __name__ == "__main__":

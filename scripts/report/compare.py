@@ -1,7 +1,7 @@
 """Runs side by side on one page: settings, scores with intervals of the differences, curves, costs."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -14,11 +14,10 @@ from scripts.errors import UserError
 from scripts.report.chart import COLOURS
 from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
-from scripts.report.scores import Score, scores_side_by_side
-from scripts.report.trained_stage import TrainedStage, differing_settings
-from scripts.stage.bootstrap import Change, changes
+from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side
+from scripts.report.trained_stage import TrainedStage, changes_between, differing_settings
+from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROW
 
 WEIGHTS = (".safetensors", ".distcp")
 
@@ -79,9 +78,20 @@ class ComparedStage:
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores, the mean first."""
-        table = scores_side_by_side([stage.evaluation for stage in self.stages.values()])
-        first, *others = [stage.rewards for stage in self.stages.values()]
-        differences = [_changes(first, rewards) for rewards in others]
+        return self._differences(scores_of, [stage.rewards for stage in self.stages.values()])
+
+    @cached_property
+    def by_tag(self) -> list[Difference]:
+        """The held-out scores by environment and tag."""
+        rewards = [stage.rewards for stage in self.stages.values()]
+        return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rewards])
+
+    def _differences(
+        self, scores_in: Callable[..., list[Score]], rewards: list[pd.DataFrame | None]
+    ) -> list[Difference]:
+        table = scores_side_by_side([stage.evaluation for stage in self.stages.values()], scores_in)
+        first, *others = rewards
+        differences = [changes_between(first, rewards) for rewards in others]
         return [
             Difference(
                 name,
@@ -97,15 +107,10 @@ class ComparedStage:
         return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def _changes(first: pd.DataFrame | None, second: pd.DataFrame | None) -> Mapping[str, Change | None]:
-    """Return the changes on the common rows, by environment and of the mean."""
-    if first is None or second is None:
-        return {}
-    both = first.merge(second, on=["environment", *ROW], suffixes=("", "_second"))
-    parts = both.groupby("environment")
-    differences = {name: (part["reward_after_second"] - part["reward_after"]).to_numpy() for name, part in parts}
-    found, mean = changes(differences)
-    return {short_name(name): change for name, change in found.items()} | {"mean": mean}
+def _of_tags(rewards: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of each tag, as rows of an environment that the tag names."""
+    rows = rewards.explode("tags").dropna(subset="tags")
+    return rows.assign(environment=rows["environment"].map(short_name) + ": " + rows["tags"].astype(str))
 
 
 def read_run(results: Path) -> Run:

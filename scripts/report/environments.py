@@ -1,6 +1,6 @@
 """The page of held-out and benchmark scores over the chain, as heat maps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from scripts.records import Benchmarks, Evaluation
 from scripts.report.page import write_page
-from scripts.report.scores import scores_side_by_side
+from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side
 
 # Cividis, from low to high: safe for every colour vision, ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
@@ -27,13 +27,14 @@ def write_environments_page(evaluations: list[Evaluation], output: Path, benchma
         output,
         "environments.html",
         environments=_heat_map(evaluations) if evaluations else None,
+        tags=_heat_map(evaluations, scores_by_tag) if any(map(scores_by_tag, evaluations)) else None,
         benchmarks=_heat_map(benchmarks) if benchmarks else None,
         scale=[colour(share / 10) for share in range(11)],
     )
 
 
-def _heat_map(records: Sequence[Evaluation | Benchmarks]) -> dict[str, Any]:
-    table = scores_side_by_side([*records])
+def _heat_map(records: Sequence[Evaluation | Benchmarks], scores: Callable[..., list[Score]] = scores_of) -> Any:
+    table = scores_side_by_side([*records], scores)
     top = max([1.0, *(score.after for row in table.values() for score in row if score)])
     return {
         "stages": [record["stage"] for record in records],

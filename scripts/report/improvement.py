@@ -1,13 +1,14 @@
 """The verdict on a chain: held-out scores of the last stage beside those of the first."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts.records import Choice, Evaluation
 from scripts.report.scores import Interval, Score, scores_of
 from scripts.report.trained_stage import AS_OF
+from scripts.stage.bootstrap import Change
 
 
 class Step(NamedTuple):
@@ -53,10 +54,14 @@ class Verdict:
         return found[::-1] if direction > 0 else found
 
 
-def verdict_of(chain: list[str], evaluations: Mapping[str, Evaluation]) -> Verdict | None:
+def verdict_of(
+    chain: list[str], evaluations: Mapping[str, Evaluation], since_start: Callable[[str, str], Mapping[str, Any]]
+) -> Verdict | None:
     """Return the verdict on a chain of stages, parents first; None without scores.
 
     The environments are the last stage's; stages without a score of an environment are left out of its course.
+    Changes count from the start of the first scored stage, where that was scored too, with the intervals that
+    `since_start` returns for the first and last stage.
     """
     scored = {
         name: {score.name: score for score in scores_of(evaluations[name])} for name in chain if name in evaluations
@@ -64,20 +69,22 @@ def verdict_of(chain: list[str], evaluations: Mapping[str, Evaluation]) -> Verdi
     if not scored:
         return None
     first, last = next(iter(scored)), list(scored)[-1]
-    courses = {name: _course(name, scored) for name in scored[last]}
+    changes = since_start(first, last) if first != last else {}
+    courses = {name: _course(name, scored, changes.get(name)) for name in scored[last]}
     mean = courses.pop("mean")
     ordered = sorted(courses.values(), key=lambda course: (course.change.value or 0.0, course.name))
-    return Verdict(None if first == last else first, last, mean, ordered)
+    return Verdict(None if first == last or scored[first]["mean"].before is not None else first, last, mean, ordered)
 
 
-def _course(name: str, scored: Mapping[str, Mapping[str, Score]]) -> Course:
+def _course(name: str, scored: Mapping[str, Mapping[str, Score]], since_start: Change | None) -> Course:
     found = {stage: scores[name] for stage, scores in scored.items() if name in scores}
+    first, *_, last = [*found.values()] * 2
+    start = [] if first.before is None else [Step("before", first.before)]
+    if len(scored) == 1:
+        return Course(name, [*start, _step(*found, last.after, last.change)], last.change)
     steps = [_step(stage, each.after, each.from_first) for stage, each in found.items()]
-    last = [*found.values()][-1]
-    if len(scored) > 1:
-        return Course(name, steps, last.from_first)
-    start = [] if last.before is None else [Step("before", last.before)]
-    return Course(name, [*start, _step(*found, last.after, last.change)], last.change)
+    change = Interval.of(since_start, last.after - first.before) if start else last.from_first
+    return Course(name, [*start, *steps], change)
 
 
 def _step(stage: str, value: float, change: Interval) -> Step:

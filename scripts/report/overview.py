@@ -12,7 +12,7 @@ from scripts.report.cost import Cost, total
 from scripts.report.improvement import Lineage, verdict_of
 from scripts.report.page import write_page
 from scripts.report.selection import selection_sentences
-from scripts.report.trained_stage import TrainedStage, is_trained
+from scripts.report.trained_stage import TrainedStage, changes_between, is_trained
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 
@@ -102,7 +102,16 @@ def _verdicts(
     results: Path, lineage: Lineage, chains: list[list[str]], scored: Mapping[str, Evaluation]
 ) -> Iterator[dict[str, Any]]:
     """Yield the verdict on each scored chain, with the courses of the mean and of every environment drawn."""
-    found = {verdict.last: (verdict, chain) for chain in chains if (verdict := verdict_of(chain, scored))}
+
+    def since_start(first: str, last: str) -> Mapping[str, Any]:
+        try:
+            before, after = (TrainedStage(StagePaths(results / name)).rewards for name in (first, last))
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return {}
+        return {} if before is None else changes_between(before.dropna(subset="reward_before"), after, "reward_before")
+
+    found = {v.last: (v, chain) for chain in chains if (v := verdict_of(chain, scored, since_start))}
     for verdict, chain in found.values():
         variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
         unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen, so"

@@ -1,8 +1,8 @@
 """Scores of a stage's held-out rows and benchmarks, with their changes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
 from scripts.report.chart import interval
@@ -61,6 +61,16 @@ def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
     return [_score(name, entry) for name, entry in entries.items()]
 
 
+def scores_by_tag(record: Evaluation | None) -> list[Score]:
+    """Return the scores of an eval.json by environment and tag."""
+    environments = record["environments"].items() if record else ()
+    return [
+        _score(f"{short_name(name)}: {tag}", scores)
+        for name, entry in environments
+        for tag, scores in entry.get("tags", {}).items()
+    ]
+
+
 def _score(name: str, entry: Scores | Benchmark) -> Score:
     before, after = entry.get("before"), entry["after"] if "after" in entry else entry["score"]
     return Score(
@@ -74,9 +84,11 @@ def _score(name: str, entry: Scores | Benchmark) -> Score:
     )
 
 
-def scores_side_by_side(records: list[Evaluation | Benchmarks | None]) -> dict[str, list[Score | None]]:
-    """Return the scores of each environment or benchmark, an entry (or None) a record; the mean last."""
-    columns = [{score.name: score for score in scores_of(record)} for record in records]
+def scores_side_by_side(
+    records: list[Evaluation | Benchmarks | None], scores_in: Callable[[Any], list[Score]] = scores_of
+) -> dict[str, list[Score | None]]:
+    """Return the scores of each environment, benchmark or tag, an entry (or None) a record; the mean last."""
+    columns = [{score.name: score for score in scores_in(record)} for record in records]
     names = dict.fromkeys(name for scores in columns for name in scores)
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
 

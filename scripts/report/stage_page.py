@@ -11,7 +11,7 @@ from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report.curves import columns_by_name, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
-from scripts.report.scores import reach_of, scores_of
+from scripts.report.scores import reach_of, scores_by_tag, scores_of
 from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, read_table
@@ -26,7 +26,7 @@ def main(
     paths, blend = StagePaths(stage), read_record(manifest, Manifest)
     trained = TrainedStage(paths)
     parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
-    rollouts = read_table(paths.rollouts, ROLLOUTS).to_pandas() if paths.rollouts.exists() else None
+    rollouts = read_table(paths.rollouts, ROLLOUTS).drop(["tags"]).to_pandas() if paths.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
@@ -35,6 +35,7 @@ def main(
         figures=list(figures_of({"": trained.metrics})),
         steps_csv=_data_uri(trained.metrics),
         scores=scores_of(trained.evaluation),
+        by_tag=scores_by_tag(trained.evaluation),
         benchmarks=scores_of(trained.benchmarks),
         reach_of=reach_of,
         samples=[] if rollouts is None else sample_rollouts(rollouts),

@@ -1,5 +1,6 @@
 """The files of a published stage, as the pages show them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -22,6 +23,7 @@ from scripts.records import (
 )
 from scripts.report.cost import Cost, cost_of
 from scripts.report.curves import short_name
+from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
 
@@ -81,10 +83,11 @@ class TrainedStage:
 
     @cached_property
     def rewards(self) -> pd.DataFrame | None:
-        """Each held-out row's reward after the stage; None without rollouts."""
+        """Each held-out row's tags and rewards before and after the stage; None without rollouts."""
         if not self.paths.rollouts.exists():
             return None
-        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select(["environment", *ROW, "reward_after"])
+        columns = ["environment", *ROW, "tags", "reward_before", "reward_after"]
+        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select(columns)
         return rollouts.to_pandas().dropna(subset="reward_after")
 
     @cached_property
@@ -132,6 +135,19 @@ def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
         "worst_environment": min(changes, key=lambda name: changes[name], default=None),
         "worst_change": min(changes.values(), default=None),
     }
+
+
+def changes_between(
+    first: pd.DataFrame | None, second: pd.DataFrame | None, column: str = "reward_after"
+) -> Mapping[str, Change | None]:
+    """Return the changes of `rewards` on the common rows, from the first's column, by environment and of the mean."""
+    if first is None or second is None:
+        return {}
+    keys = ["environment", *ROW]
+    both = first[[*keys, column]].rename(columns={column: "from"}).merge(second[[*keys, "reward_after"]], on=keys)
+    differences = {name: (part["reward_after"] - part["from"]).to_numpy() for name, part in both.groupby("environment")}
+    found, mean = changes(differences)
+    return {short_name(name): change for name, change in found.items()} | {"mean": mean}
 
 
 def differing_settings(configs: list[dict[str, Any]]) -> list[tuple[str, list[Any]]]:

@@ -1,10 +1,10 @@
 """A user's environment: a Python file with functions that reward the rows of the environment's name.
 
-``verify(row, response)`` scores a response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of a
-prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer worth the full reward. A class of TRL's protocol (`scripts.rewards.episode`) has
-tools for several turns, and an optional ``get_reward()`` in place of ``verify``. The file is the user's code and runs
-in the rewarding process.
+``verify(row, response)`` scores a response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of
+a prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
+``good_answer(row)`` gives an answer worth the full reward; ``tags(row)`` lists texts to break scores down by. A class
+of TRL's protocol (`scripts.rewards.episode`) has tools for several turns, and an optional ``get_reward()`` in place of
+``verify``. The file is the user's code and runs in the rewarding process.
 """
 
 import inspect
@@ -29,7 +29,7 @@ from scripts.rewards.verdict import VerifierError
 from scripts.rows.messages import shown_question
 
 Row = dict[str, Any]
-FUNCTIONS = ("verify", "compare", "check", "good_answer")
+FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags")
 
 
 class OwnEnvironment:
@@ -71,6 +71,13 @@ class OwnEnvironment:
             raise self._fault("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
         return values
 
+    def tags(self, row: Row) -> list[str]:
+        """Return the tags of a row, by which held-out scores are broken down."""
+        tags = self._call("tags", row) if "tags" in self._functions else []
+        if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
+            raise self._fault("tags", f"returned {tags!r} instead of a list of texts", row)
+        return list(dict.fromkeys(tags))
+
     def spec(self) -> EnvironmentSpec:
         """Describe the environment."""
         return EnvironmentSpec(
@@ -78,6 +85,7 @@ class OwnEnvironment:
             compare=self.compare if "compare" in self._functions else None,
             check=partial(self._text, "check"),
             answer=partial(self._text, "good_answer"),
+            tags=self.tags,
             environment_factory=self.environment_factory,
             reads_response=self.reads_response,
         )

@@ -24,6 +24,7 @@ class EnvironmentSpec:
             `EpisodeResponse`.
         reads_response: Whether the reward depends on the response's text; False counts only the episode's deeds.
         answer: The response that a row expects, as text; None where the row names none.
+        tags: The tags of a row, by which held-out scores are broken down.
         other_answers_fail: Whether the expected answers of other rows are wrong.
     """
 
@@ -35,4 +36,5 @@ class EnvironmentSpec:
     environment_factory: type[Episode] | None = None
     reads_response: bool = True
     answer: Callable[[Row], str | None] = lambda row: None
+    tags: Callable[[Row], list[str]] = lambda row: []
     other_answers_fail: bool = True

@@ -1,13 +1,12 @@
 """Attempts at a training: a line as each begins and ends, in ``attempts.jsonl`` of its folder."""
 
-import json
-import os
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
+from scripts.files import append_json
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
 
@@ -96,10 +95,4 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
 
 
 def _append(run: Path, event: str, step: int, **told: Any) -> None:
-    entry = {"event": event, "step": step, **told, "time": time.time()}
-    path = run / "attempts.jsonl"
-    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if is_cut else "") + json.dumps(entry) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    append_json(run / "attempts.jsonl", {"event": event, "step": step, **told, "time": time.time()})

@@ -64,7 +64,8 @@ class RuleSettings:
 
 def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     """Return the settings of every rule by the path of the settings file."""
-    named = {"card": RuleSettings({"license": recipe.license}, [results / name / "card.md" for name in recipe.stages])}
+    card = {"license": recipe.license} | recipe.card_facts
+    named = {"card": RuleSettings(card, [results / name / "card.md" for name in recipe.stages])}
     named |= _of_data(recipe, results / "data")
     trained = (*recipe.stages, *recipe.checkpoints)
     for name in trained:

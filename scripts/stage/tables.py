@@ -17,11 +17,11 @@ COLUMNS = yaml.load(Path(__file__).with_name("columns.yaml").read_text(encoding=
 
 
 def _schema(name: str) -> pa.Schema:
-    by_name = pa.map_(pa.string(), pa.float64())
+    others = {"by_name": pa.map_(pa.string(), pa.float64()), "texts": pa.list_(pa.string())}
     return pa.schema(
         pa.field(
             column,
-            by_name if kind == "by_name" else pa.type_for_alias(kind),
+            others[kind] if kind in others else pa.type_for_alias(kind),
             metadata={"about": about} if about else None,
         )
         for column, (kind, about) in COLUMNS[name].items()

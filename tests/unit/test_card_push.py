@@ -4,12 +4,15 @@ import re
 import subprocess
 
 import pytest
+import yaml
 from huggingface_hub import ModelCard
 
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
+from scripts.recipe.load import load_recipe
 from scripts.report.card import model_card
 from tests import programs
+from tests.conftest import SHORT
 from tests.hub import Fault, Hub, turn_client
 
 WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
@@ -33,13 +36,30 @@ def test_the_card_shows_data_stages_parameters_scores_limits_and_lineage(made):
     text = model_card(made / "rlvr1/hf").text
     titles = [line[3:] for line in text.splitlines() if line.startswith("## ")]
     assert titles == ["Data", "Stages", "Parameters", "Scores", "Limits", "Lineage"]
-    assert "| rlvr1 | rlvr1 | synthetic | synthetic-0 |" in text and "| 60 | 20 |" in text
+    assert (
+        "| rlvr1 | rlvr1 | synthetic | synthetic-0 |" in text and "| 12 | 20 |" in text
+    )  # three steps of four prompts
+    assert "rows of blend rows (30 rows), before and after stage `rlvr1`" in text
     assert "| sft | fresh weights | sft | 3 | 3 |" in text and "| rlvr1 | sft | grpo | 3 | 3 |" in text
     assert "320 parameters (F32)" in text and "num_generations_per_prompt: 4" in text
     assert "| math | 20 | 0.500 | 0.600 | +0.100 (" in text and "| mean of the environments | | 0.500 | 0.500 |" in text
     assert "- genrm scores lower after the last stage (0.500 to 0.400)." in text
     assert "- The last stage did not meet all its success criteria: warn." in text
     assert "└─ sft  step 3  identity" in text
+
+
+def test_a_recipe_names_a_folders_base_model_and_its_makers(made, tmp_path):
+    path, said = (
+        tmp_path / "recipe.yaml",
+        {"base_model": "HuggingFaceTB/SmolLM2-135M-Instruct", "attribution": "By HF."},
+    )
+    text = yaml.safe_load(SHORT.read_text()) | {"license": "apache-2.0", "model": {"name": "/models/smollm2"} | said}
+    path.write_text(yaml.safe_dump(text))
+    recipe = load_recipe(path)
+    assert recipe.card_facts == {"license": "apache-2.0"} | said
+    assert recipe.model.model_dump().keys().isdisjoint(said), "so neither changes what is trained"
+    card = model_card(made / "rlvr1/hf", "apache-2.0", **said)
+    assert card.data.base_model == said["base_model"] and "By HF." in card.text
 
 
 def test_hub_names_become_metadata_and_paths_of_this_machine_never_get_into_the_card(chain):

@@ -19,7 +19,7 @@ from scripts.data.published import PublishedFile
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.rewards.own import OwnEnvironment
-from scripts.rewards.registry import score
+from scripts.rewards.registry import score, scores
 from scripts.rows.kinds import KINDS
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT, refusal
@@ -110,6 +110,26 @@ def test_fields_of_an_environment_come_from_columns_or_are_constant(composed):
     columns = {"prompt": "question", "expected_answer": "answer", "options": "options", "metadata": "tests"}
     (made,), _ = composed([row], "rows.jsonl", **options, columns=columns, json_columns=["tests"])
     assert made["metadata"] == {"a": 1}
+
+
+def test_a_column_prompt_reaches_an_environment_whose_own_field_it_is(composed):
+    row = {"prompt": "Say it.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    options = {"environment": "instruction_following_simple_agent", "system_prompt": "Be brief."}
+    (made,), _ = composed([row], "rows.jsonl", **options)
+    assert made["prompt"] == "Say it." and isinstance(made["id"], int)
+    assert made["responses_create_params"]["input"][-1]["content"] == "Say it."
+    assert scores([(made, "It"), (made, "It, it")]) == [1.0, 0.0]
+    asked = [{"question": row["prompt"], "messages": [], "key": 7} | row]
+    (made,), _ = composed(
+        asked,
+        "rows.jsonl",
+        **options,
+        columns={"prompt": "question", "id": "key"} | {name: name for name in ("instruction_id_list", "kwargs")},
+    )
+    assert (made["prompt"], made["id"]) == ("Say it.", 7)
+    rubric = {"prompt": "Say it.", "rubric": [{"criterion": "brief"}]}
+    (made,), _ = composed([rubric], "rows.jsonl", environment="inverse_if_simple_agent")
+    assert made["prompt"] == "Say it."
 
 
 def test_an_own_environment_gets_all_columns_or_those_that_are_mapped(composed):

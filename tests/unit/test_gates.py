@@ -113,7 +113,7 @@ def test_each_row_stands_beside_what_the_stage_started_from_and_the_first_stage_
         **{"environment": A, "split": "rows", "line": 2, "prompt": "question 2"},
         **{"response_before": "answer 2", "response_after": "answer 2"},
         **{"reward_before": 0.0, "reward_after": 1.0, "reward_first": None},
-        **{"tokens_before": 3, "tokens_after": 3, "cut_before": False, "cut_after": False},
+        **{"tokens_before": 3, "tokens_after": 3, "cut_before": False, "cut_after": False, "tags": None},
     }
     assert second.column("reward_first").to_pylist() == [0.0, 1.0]
     assert third.column("reward_before").to_pylist() == [1.0, 1.0]

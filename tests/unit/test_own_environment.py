@@ -16,7 +16,7 @@ from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.recipe.reward_probe import Probe
 from scripts.rewards.episode import episode_response, tools_of, whole_text
-from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores
+from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores, spec_of
 from scripts.stage.probe import SampledRow, try_rewards
 from scripts.train.preflight import check_stage
 from tests.cases import cases, tables_of
@@ -75,6 +75,14 @@ def test_the_example_rewards_its_rows_wherever_rewards_are_asked_for():
     assert scores([(row(2), "some words")]) == [1.0]
     assert check_row(row(3)) is None
     assert check_row(row("x")) == "words is 'x' instead of a number from 1 on"
+
+
+def test_a_files_tags_are_a_rows_tags_and_must_be_texts(own):
+    own("def verify(row, response): return 0.0\ndef tags(row): return ['short', 'short'] if row['words'] < 3 else 3\n")
+    mine = [row(words) | {"agent_ref": {"type": "responses_api_agents", "name": "mine"}} for words in (2, 3)]
+    assert spec_of(mine[0]).tags(mine[0]) == ["short"] and spec_of(row(2)).tags(row(2)) == []
+    with pytest.raises(UserError, match=r"mine: tags of .*mine.py returned 3 instead of a list of texts"):
+        spec_of(mine[1]).tags(mine[1])
 
 
 def test_what_the_file_says_is_part_of_the_config_of_stages_whose_blend_lists_it(recipe, tmp_path):

@@ -338,6 +338,23 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
     assert said.index("mean of 2 environments") < said.index("0.50 → 0.25 ▼ -0.25") < said.index("0.50 → 0.75 ▲ +0.25")
 
 
+def test_the_overview_counts_from_the_model_at_the_start_and_names_a_lone_environment(results):
+    for stage, before, after in (("sft", 0.125, 0.375), ("rlvr1", 0.375, 0.75)):
+        scores = evaluation(stage, before, after)
+        del scores["environments"][MCQA]
+        write_json(results / stage / "eval.json", scores)
+        rewards = {"before": before, "after": after}
+        write_rollouts(
+            results / stage,
+            [rollout(line, **{k: float(line < v * 16) for k, v in rewards.items()}) for line in range(16)],
+        )
+    said = said_by(overview_of(results, Lineage({"sft": "", "rlvr1": "sft"})))
+    wanted = "Better: the held-out score of math_with_judge went from 0.12 of the model at the start to 0.75 after rlvr1 (+0.62"
+    assert wanted in said and "interval +0.40 to +0.87" in said
+    assert "0.12 after before, 0.38 after sft, 0.75 after rlvr1" in (results / "overview.html").read_text()
+    assert "mean of" not in said and "no environment" not in said
+
+
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
     (results / "rlvr2/run").mkdir(parents=True)
     (results / "rlvr2/run/metrics.jsonl").write_text('{"step": 7}\n{"st')
@@ -464,6 +481,25 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     assert (mean.name, math.name, math.scores) == ("mean", "math_with_judge", [0.5, 0.5])
     assert math.changes[0] is None and math.changes[1]["value"] == 0.625, "on the ten rows that both answered"
     assert math.changes[1]["low"] > 0.5
+
+
+def test_scores_by_tag_stand_on_the_stages_page_and_are_compared_where_both_runs_have_them(tmp_path):
+    for run, after in (("a", 0.25), ("b", 0.75)):
+        write_stage(tmp_path / run, "sft")
+        write_manifest(tmp_path / run)
+        scores = evaluation("sft", 0.25, after)
+        scores["environments"][MATH]["tags"] = {tag: {"rows": 12} | scores["mean"] for tag in ("sums", run)}
+        write_json(tmp_path / run / "sft/eval.json", scores)
+        write_rollouts(tmp_path / run / "sft", [rollout(n, after=after, tags=["sums", run]) for n in range(12)])
+    record = tmp_path / "b/sft/ckpt/record.json"
+    write_json(record, read_json(record) | {"files": {"model.safetensors": {"bytes": 1, "sha256": "1"}}})
+    (sft,) = compare({run: read_run(tmp_path / run) for run in "ab"})
+    found = {row.name: (row.scores, row.changes[1] and row.changes[1]["value"]) for row in sft.by_tag}
+    names = [f"math_with_judge: {tag}" for tag in ("sums", "a", "b")]
+    assert found == dict(zip(names, [([0.25, 0.75], 0.5), ([0.25, None], None), ([None, 0.75], None)], strict=True))
+    assert "math_with_judge: sums" in page_of(tmp_path / "a", "sft")
+    write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "compare.html")
+    assert "Held-out scores of sft by environment and tag" in (tmp_path / "compare.html").read_text()
 
 
 @pytest.mark.parametrize(

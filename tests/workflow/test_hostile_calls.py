@@ -154,6 +154,7 @@ class Played(EpisodeRunner):
     def __init__(self, tokenizer) -> None:
         config = SimpleNamespace(max_position_embeddings=100_000)
         model = SimpleNamespace(config=config, generation_config=SimpleNamespace(eos_token_id=None), eval=list)
+        model.device = SimpleNamespace(type="cpu")
         super().__init__(Sampler(model, tokenizer, 50_000, 0.0, 0), max_tool_calling_iterations=2)
 
     def play(self, text: str) -> str:

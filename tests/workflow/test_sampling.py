@@ -15,13 +15,22 @@ from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import PROMPTS, render_prompts
 from scripts.backends.trl.train import train_rank
 from scripts.errors import UserError
-from scripts.evaluate.score import rollouts
+from scripts.evaluate.score import rollouts as batches
 from scripts.model.generate import end_tokens
 from scripts.model.processor import make_tokenizer
 from scripts.model.random_init import make_model
 from scripts.recipe.resolve import training_config
 from scripts.rows.jsonl import read_rows
 from tests.stages import Stages
+
+
+def rollouts(model, processor, rows: list, *asked, **options) -> list:
+    """The responses to all rows, in the rows' order."""
+    found = {
+        place: each for batch in batches(model, processor, rows, *asked, **options) for place, each in batch.items()
+    }
+    return [found[place] for place in range(len(rows))]
+
 
 STOPS = sorted({*string.digits, *string.punctuation} - {*"<|>"})  # no part of a special token's name
 

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("trl")
 
+import torch
 from trl.chat_template_utils import parse_response, qwen3_chat_template
 
 from scripts.backends.trl.measuring import MeasuringTrainer
@@ -143,8 +144,8 @@ def test_trainer_and_evaluation_play_the_same_turns_and_no_result_of_a_tool_is_l
     ((_, response_ids, masks, conversations, *_),) = seen
     rows = [row for _, _, row in read_rows(chain.split("products"))][:4]
     model, tokenizer = load_model(taught), load_processor(taught)
-    found = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
-    assert [rollout.text.messages for rollout in found] == conversations[::4]
+    (found,) = rollouts(model, tokenizer, rows, 80, temperature=0.0, seed=0, max_tool_calling_iterations=2)
+    assert [found[place].text.messages for place in range(4)] == conversations[::4]
     results = 0
     for ids, mask, messages in zip(response_ids, masks, conversations, strict=True):
         masked = tokenizer.decode([token for token, is_learnt in zip(ids, mask, strict=True) if not is_learnt])
@@ -211,7 +212,7 @@ def test_turns_are_played_by_qwen3s_template_too_and_a_template_without_tools_is
     monkeypatch.setattr(EpisodeRunner, "_generate_single_turn", sample)
     sampler = Sampler(load_model_shape(), tokenizer, 600, 0.0, 0, chat_template_kwargs={"enable_thinking": False})
     rows = [row for _, _, row in read_rows(chain.split("products"))][:3]
-    first, second, third = EpisodeRunner(sampler).run(rows)
+    ((first, second, third),) = (batch.values() for batch in EpisodeRunner(sampler).respond(rows))
     assert whole_text(first.text) == 'calculate(expression="6*7")\n-> 42\n42' and first.text == "42"
     assert whole_text(second.text) == "Too hard."
     assert "'six' is not two whole numbers" in whole_text(third.text) and third.text == "49"
@@ -228,4 +229,5 @@ def load_model_shape():
     """As much of a model as turns without sampling read."""
     config = type("Config", (), {"max_position_embeddings": 4096})
     generation = type("Generation", (), {"eos_token_id": None})
-    return type("Model", (), {"config": config, "generation_config": generation, "eval": staticmethod(list)})
+    shape = {"config": config, "generation_config": generation, "eval": staticmethod(list)}
+    return type("Model", (), shape | {"device": torch.device("cpu")})

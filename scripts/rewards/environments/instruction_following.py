@@ -48,4 +48,11 @@ def check(row: dict[str, Any]) -> str | None:
     return None
 
 
-ENVIRONMENTS = {Environment.INSTRUCTION_FOLLOWING: EnvironmentSpec(InstructionFollowingRow, verify, check=check)}
+def tags(row: dict[str, Any]) -> list[str]:
+    """Return the instructions' names and number."""
+    names = row["instruction_id_list"]
+    return [f"{len(names)} instruction{'s' if len(names) > 1 else ''}", *dict.fromkeys(names)]
+
+
+SPEC = EnvironmentSpec(InstructionFollowingRow, verify, check=check, tags=tags)
+ENVIRONMENTS = {Environment.INSTRUCTION_FOLLOWING: SPEC}
