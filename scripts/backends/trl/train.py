@@ -32,6 +32,7 @@ from scripts.backends.trl.setup import (
     save_whole,
     train_adapters_in_float32,
 )
+from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.evaluate.step_criteria import refuse_divergence
@@ -75,6 +76,7 @@ def _train(job: TrainingJob) -> None:
         accelerate.accelerator.AcceleratorState = ShardingState
     trainer = import_module(job.config.trainer).make_trainer(job)
     train_adapters_in_float32(trainer.model, job)
+    skip_padding(trainer, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):
         sample_in_step(trainer)
