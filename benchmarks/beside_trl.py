@@ -39,7 +39,7 @@ from tests.stages import Stages
 
 RUN = Path("results/beside-trl")
 IS_REAL = "--model" in sys.argv
-STEPS, LENGTH, LR, SAVE_PERIOD = (4, 96, 3e-4, 6) if IS_REAL else (12, 256, 1e-4, 6)
+STEPS, LENGTH, LR, SAVE_PERIOD = (3, 96, 3e-4, 6) if IS_REAL else (12, 256, 1e-4, 6)
 BATCH = {"sft": 16, "dpo": 8, "grpo": 64} if IS_REAL else {"sft": 128, "dpo": 32, "grpo": 32}
 GENERATIONS, NEW_TOKENS = 8, 24 if IS_REAL else 48
 MICRO, RANK, ALPHA = 16, 16, 32
@@ -127,17 +127,13 @@ def real_recipe(model: Path, rows: Path, place: Path) -> str:
     recipe = yaml.safe_load(RECIPE.replace("FOLDER", str(model.resolve())))
     recipe["source"] = {"kind": "folder", "path": str(place / "rows")}
     for name, blend in recipe["blends"].items():
-        del blend["rows"]
-        blend |= {"file": f"{name}.jsonl", "environments": ["instruction_following_simple_agent"]}
-    del recipe["blends"]["dpo"]["environments"]
-    lora = {"dim": RANK, "alpha": ALPHA}
+        del blend["rows"], blend["environments"]
+        blend["file"] = f"{name}.jsonl"
+    recipe["blends"]["sft"]["environment"] = "instruction_following_simple_agent"
+    recipe["blends"]["grpo"]["environments"] = ["instruction_following_simple_agent"]
+    settings = {"precision": "bfloat16", "skip_padding": True, "train_micro_batch_size": MICRO}
     for stage in recipe["stages"].values():
-        stage["policy"] |= {
-            "precision": "bfloat16",
-            "lora": lora,
-            "skip_padding": True,
-            "train_micro_batch_size": MICRO,
-        }
+        stage["policy"] |= settings | {"lora": {"dim": RANK, "alpha": ALPHA}}
     return yaml.safe_dump(recipe)
 
 
@@ -163,7 +159,8 @@ def prepare(place: Path, model: Path | None, rows: Path) -> dict[int, list[str]]
 
 def command_of(side: str, stage: str, processes: int, options: list[str], place: Path) -> list[str]:
     """What trains a stage by one side, in a folder that has nothing of it yet."""
-    for left in ("run", "ckpt", "logs"):
+    shutil.rmtree((ROOT / RUN / stage / "run").resolve(), ignore_errors=True)
+    for left in ("ckpt", "logs"):
         shutil.rmtree(ROOT / RUN / stage / left, ignore_errors=True)
     shutil.rmtree(place / "bare", ignore_errors=True)
     if side == "stagecoach":
@@ -347,10 +344,10 @@ def main() -> None:
         "# Backend `trl` beside bare TRL",
         "",
         f"`python {' '.join(sys.argv)}` on {CORES} cores; {arguments.model or 'a Qwen3 of 4 layers of 256'},",
-        f"{STEPS} steps of {BATCH['sft']} rows (SFT), {BATCH['dpo']} pairs or {BATCH['grpo']} completions, by turns, with",
-        f"a checkpoint at the end and after every {SAVE_PERIOD} steps. Bounds of a model of 4 layers: tokens a second at",
-        "least 0.97, fixed cost at most 10 s more, memory at most 1.05. Where several processes train, one more, of 90",
-        "MB, holds the stage.",
+        f"{STEPS} steps of {BATCH['sft']} rows (SFT), {BATCH['dpo']} pairs or {BATCH['grpo']} completions, by turns,",
+        f"with a checkpoint at the end and after every {SAVE_PERIOD} steps. Bounds of the small model: tokens",
+        "a second at least 0.97, fixed cost at most 10 s more, memory at most 1.05. Where several processes train, one",
+        "more, of 90 MB, holds the stage.",
         "",
         "| stage | processes | tokens a second | bare TRL | ratio | fixed seconds | MB | bare TRL | ratio "
         "| tokens a CPU-second | bare TRL |",
