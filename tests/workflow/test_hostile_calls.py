@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("trl")
 
+import torch
 from trl.chat_template_utils import (
     glm4moe_chat_template,
     nemotron_3_nano_chat_template,
@@ -154,7 +155,7 @@ class Played(EpisodeRunner):
     def __init__(self, tokenizer) -> None:
         config = SimpleNamespace(max_position_embeddings=100_000)
         model = SimpleNamespace(config=config, generation_config=SimpleNamespace(eos_token_id=None), eval=list)
-        model.device = SimpleNamespace(type="cpu")
+        model.device, model.get_output_embeddings = SimpleNamespace(type="cpu"), lambda: torch.nn.Linear(1, 1)
         super().__init__(Sampler(model, tokenizer, 50_000, 0.0, 0), max_tool_calling_iterations=2)
 
     def play(self, text: str) -> str:
