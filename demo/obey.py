@@ -1,8 +1,8 @@
 """Write prompts that ask for one or two of IFEval's verifiable instructions, and demonstrations that obey one.
 
-``sft.jsonl`` holds demonstrations of one instruction each, ``rlvr.jsonl`` prompts of one or two, so SFT leaves something
-to learn. The last rows of each file ask the questions of `HELD_OUT`, which no training row asks. A training prompt earns
-the share of its instructions that are obeyed, a held-out one all or nothing.
+``sft.jsonl`` holds demonstrations of one instruction each, ``rlvr.jsonl`` prompts of one or two, so SFT leaves
+something to learn. The last rows of each file ask the questions of `HELD_OUT`, which no training row asks. A training
+prompt earns the share of its instructions that are obeyed, a held-out one all or nothing.
 """
 
 import json

@@ -4,13 +4,14 @@
 the form that Hugging Face's hub has. ``rows/`` is written by `demo.obey`.
 """
 
-import argparse
 import importlib.util
 from pathlib import Path
+from typing import Annotated
 
 from demo.obey import write_rows
-from scripts.errors import UserError, run_program
+from scripts.errors import UserError
 from scripts.files import replace_directory
+from scripts.program import run_command_line
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -37,11 +38,8 @@ def convert(folder: Path, output: Path) -> None:
     tokenizer.save_pretrained(output)
 
 
-def main() -> None:
-    """Write the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True)
-    output = parser.parse_args().output
+def main(output: Annotated[Path, "the folder that will hold model/ and rows/"]) -> None:
+    """Write the model, unless it is there, and the rows."""
     write_rows(output / "rows")
     if not (output / "model").exists():
         with replace_directory(output / "model") as model:
@@ -49,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_command_line(main)
