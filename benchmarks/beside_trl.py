@@ -7,6 +7,11 @@ calls it, and through `bare` below, which has of Stagecoach only GRPO's verifier
 order, settings and checkpoints. Seconds of a step count from the end of the first to the end of the last. Fixed cost is
 what a program takes beyond its steps. Memory is the largest sum, at one moment, of the proportional set sizes of all
 its processes, in a run of its own. `--smoke` trains two steps by TRL alone.
+
+    python benchmarks/beside_trl.py --model smollm2 --rows rows --processes 1 --output benchmarks/beside_trl_real.md
+
+A real model, with LoRA in bfloat16 on both sides and `policy.skip_padding` on Stagecoach's; rows has sft.jsonl (prompt,
+completion) and grpo.jsonl, and the pairs of DPO are made of the former. CPU-seconds count where others use the machine.
 """
 
 import json
@@ -20,18 +25,24 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import psutil
+import yaml
+
 from benchmarks.common import ROOT, checked, command_line, peak_memory, row
 from tests.stages import Stages
 
 RUN = Path("results/beside-trl")
-STEPS, LENGTH, LR, SAVE_PERIOD = 12, 256, 1e-4, 6
-BATCH = {"sft": 128, "dpo": 32, "grpo": 32}
-GENERATIONS, NEW_TOKENS = 8, 48
+IS_REAL = "--model" in sys.argv
+STEPS, LENGTH, LR, SAVE_PERIOD = (3, 96, 3e-4, 6) if IS_REAL else (12, 256, 1e-4, 6)
+BATCH = {"sft": 16, "dpo": 8, "grpo": 64} if IS_REAL else {"sft": 128, "dpo": 32, "grpo": 32}
+GENERATIONS, NEW_TOKENS = 8, 24 if IS_REAL else 48
+MICRO, RANK, ALPHA = 16, 16, 32
 CORES = 2
 RECIPE = f"""
 name: beside-trl
@@ -74,11 +85,12 @@ stages:
 
 @dataclass
 class Timing:
-    """Seconds of a program, those of its steps after the first, and the tokens of these."""
+    """Seconds of a program, those of its steps after the first, and the tokens and CPU-seconds of these."""
 
     whole: float
     steps: float
     tokens: int
+    cpu: float
 
     @property
     def fixed(self) -> float:
@@ -102,11 +114,37 @@ def save_model(folder: Path) -> None:
     made.save_pretrained(folder)
 
 
-def prepare(place: Path) -> dict[int, list[str]]:
+def real_recipe(model: Path, rows: Path, place: Path) -> str:
+    """The recipe for a real model; its rows are copied, and every pair prefers a completion to the next row's."""
+    shutil.copytree(rows, place / "rows")
+    made = [json.loads(line) for line in (rows / "sft.jsonl").read_text(encoding="utf-8").splitlines()]
+    pairs = [
+        {"prompt": row["prompt"], "chosen": row["completion"], "rejected": other["completion"]}
+        for row, other in pairwise(made)
+        if row["completion"] != other["completion"]
+    ]
+    (place / "rows/dpo.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    recipe = yaml.safe_load(RECIPE.replace("FOLDER", str(model.resolve())))
+    recipe["source"] = {"kind": "folder", "path": str(place / "rows")}
+    for name, blend in recipe["blends"].items():
+        del blend["rows"], blend["environments"]
+        blend["file"] = f"{name}.jsonl"
+    recipe["blends"]["sft"]["environment"] = "instruction_following_simple_agent"
+    recipe["blends"]["grpo"]["environments"] = ["instruction_following_simple_agent"]
+    settings = {"precision": "bfloat16", "skip_padding": True, "train_micro_batch_size": MICRO}
+    for stage in recipe["stages"].values():
+        stage["policy"] |= settings | {"lora": {"dim": RANK, "alpha": ALPHA}}
+    return yaml.safe_dump(recipe)
+
+
+def prepare(place: Path, model: Path | None, rows: Path) -> dict[int, list[str]]:
     """Make the model, recipe, rows and what a stage needs before it trains; the options of a stage by processes."""
-    save_model(place / "model")
     recipe, options = place / "recipe.yaml", {}
-    recipe.write_text(RECIPE.replace("FOLDER", str(place / "model")))
+    if model:
+        recipe.write_text(real_recipe(model, rows, place))
+    else:
+        save_model(place / "model")
+        recipe.write_text(RECIPE.replace("FOLDER", str(place / "model")))
     for processes in (1, 2):
         site = place / f"site{processes}.yaml"
         site.write_text(f"name: here\nthreads: {CORES // processes}\nprocesses: {processes}\n")
@@ -121,7 +159,8 @@ def prepare(place: Path) -> dict[int, list[str]]:
 
 def command_of(side: str, stage: str, processes: int, options: list[str], place: Path) -> list[str]:
     """What trains a stage by one side, in a folder that has nothing of it yet."""
-    for left in ("run", "ckpt", "logs"):
+    shutil.rmtree((ROOT / RUN / stage / "run").resolve(), ignore_errors=True)
+    for left in ("ckpt", "logs"):
         shutil.rmtree(ROOT / RUN / stage / left, ignore_errors=True)
     shutil.rmtree(place / "bare", ignore_errors=True)
     if side == "stagecoach":
@@ -138,6 +177,7 @@ def command_of(side: str, stage: str, processes: int, options: list[str], place:
         str(split),
         str(place / "bare"),
         str(STEPS),
+        *(["--model", str(model)] if IS_REAL else []),
     ]
 
 
@@ -157,18 +197,18 @@ def logged_tokens(stage: str) -> int:
 
 def timed(command: list[str], stage: str, processes: int) -> Timing:
     """Run a program and take the times at which it says that a step is done."""
-    begun, ends, tokens, lines = time.monotonic(), [], [], []
+    begun, ends, tokens, lines, cpu = time.monotonic(), [], [], [], []
     process = start(command, processes)
     for line in process.stdout:
         lines.append(line)
         if re.search(rf"step \d+/{STEPS}\b", line):
             ends.append(time.monotonic())
+            cpu.append(sum(psutil.Process(process.pid).cpu_times()[:2]))
             tokens += [int(found[1])] if (found := re.search(r"(\d+) tokens", line)) else []
     if process.wait() != 0 or len(ends) != STEPS:
         sys.exit("".join(lines) + f"{command}: ended with {process.returncode} after {len(ends)} steps")
-    return Timing(
-        time.monotonic() - begun, ends[-1] - ends[0], tokens[-1] - tokens[0] if tokens else logged_tokens(stage)
-    )
+    trained = tokens[-1] - tokens[0] if tokens else logged_tokens(stage)
+    return Timing(time.monotonic() - begun, ends[-1] - ends[0], trained, cpu[-1] - cpu[0])
 
 
 def memory(command: list[str], processes: int) -> int:
@@ -199,13 +239,14 @@ def measure(stage: str, processes: int, options: list[str], place: Path, times: 
         f"{peaks['bare'] / 1e6:,.0f}",
         f"{peaks['stagecoach'] / peaks['bare']:.3f}",
     ]
-    return row(*cells)
+    return row(*cells, *(f"{statistics.median(t.tokens / t.cpu for t in found[side]):,.0f}" for side in found))
 
 
 def bare(algorithm: str, model: str, split: str, output: str, steps: int) -> None:
     """Train by TRL alone, with rows as conversations that TRL tokenizes; print every step's end."""
     import torch  # noqa: PLC0415
     from datasets import Dataset  # noqa: PLC0415
+    from peft import LoraConfig  # noqa: PLC0415
     from transformers import AutoTokenizer, TrainerCallback  # noqa: PLC0415
     from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: PLC0415
 
@@ -243,6 +284,11 @@ def bare(algorithm: str, model: str, split: str, output: str, steps: int) -> Non
         "disable_tqdm": True,
         "model_init_kwargs": {"dtype": "float32"},
     }
+    micro = min(MICRO, BATCH[algorithm])
+    if IS_REAL:
+        given |= {"per_device_train_batch_size": micro, "gradient_accumulation_steps": BATCH[algorithm] // micro}
+        given |= {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}}
+    adapters = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
     in_order = {"train_sampling_strategy": "sequential"}
     if algorithm == "sft":
         data = [{"prompt": row["messages"][:-1], "completion": row["messages"][-1:]} for row in rows]
@@ -258,7 +304,7 @@ def bare(algorithm: str, model: str, split: str, output: str, steps: int) -> Non
         config, kind = GRPOConfig(**lengths, **as_ours, **given), GRPOTrainer
     rewarded = {"reward_funcs": [reward]} if algorithm == "grpo" else {}
     shared = {"processing_class": AutoTokenizer.from_pretrained(model), "train_dataset": Dataset.from_list(data)}
-    trainer = kind(model=model, args=config, **shared, **rewarded)
+    trainer = kind(model=model, args=config, peft_config=adapters if IS_REAL else None, **shared, **rewarded)
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     trainer.add_callback(Steps())
     trainer.train()
@@ -282,6 +328,8 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", default=["sft", "dpo", "grpo"])
     parser.add_argument("--processes", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--model", type=Path, help="folder of a real model")
+    parser.add_argument("--rows", type=Path, help="folder of the real model's rows")
     parser.add_argument("--bare", nargs=5, help="train by TRL alone: algorithm, model, split, output, steps")
     arguments = parser.parse_args()
     if arguments.bare:
@@ -295,16 +343,18 @@ def main() -> None:
     lines = [
         "# Backend `trl` beside bare TRL",
         "",
-        f"`python benchmarks/beside_trl.py` on {CORES} cores; a Qwen3 of 4 layers of 256, {STEPS} steps of 128 rows",
-        "(SFT), 32 pairs or 32 completions, by turns, with a checkpoint after every sixth. Bounds: tokens a second at",
-        "least 0.97, fixed cost at most 10 s more, memory at most 1.05. Where several processes train, one more, of 90",
-        "MB, holds the stage.",
+        f"`python {' '.join(sys.argv)}` on {CORES} cores; {arguments.model or 'a Qwen3 of 4 layers of 256'},",
+        f"{STEPS} steps of {BATCH['sft']} rows (SFT), {BATCH['dpo']} pairs or {BATCH['grpo']} completions, by turns,",
+        f"with a checkpoint at the end and after every {SAVE_PERIOD} steps. Bounds of the small model: tokens",
+        "a second at least 0.97, fixed cost at most 10 s more, memory at most 1.05. Where several processes train, one",
+        "more, of 90 MB, holds the stage.",
         "",
-        "| stage | processes | tokens a second | bare TRL | ratio | fixed seconds | MB | bare TRL | ratio |",
-        "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: |",
+        "| stage | processes | tokens a second | bare TRL | ratio | fixed seconds | MB | bare TRL | ratio "
+        "| tokens a CPU-second | bare TRL |",
+        "| --- | ---: | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     with tempfile.TemporaryDirectory() as directory:
-        options = prepare(Path(directory))
+        options = prepare(Path(directory), arguments.model, arguments.rows)
         for stage in arguments.stages:
             for processes in arguments.processes:
                 lines.append(measure(stage, processes, options[processes], Path(directory), arguments.times))

@@ -54,6 +54,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.rows",
     "scripts.backends.trl.setup",
     "scripts.backends.trl.sft_trainer",
+    "scripts.backends.trl.skipping",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.loading",
     "scripts.model.merge",

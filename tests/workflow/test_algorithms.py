@@ -62,7 +62,7 @@ def stages(tmp_path_factory):
         yield made
 
 
-@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "vision"])
+@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "skipping", "vision"])
 def trained(request, stages):
     """A stage's name and its run directory after an undisturbed training, its learning rate by a cosine."""
     job = stages.job(request.param, f"{request.param}.straight", STEPS, planned=STEPS, **stages.parent)
@@ -150,7 +150,7 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
     name, straight = trained
     for entry in logged(straight):
         assert set(entry) <= set(METRICS.names)
-        rewarded = name in ("text", "vision")
+        rewarded = name in ("text", "skipping", "vision")
         assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
         assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)
         assert (entry["timing"] is not None) == rewarded

@@ -50,6 +50,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
+    trainer.skips_padding = job.config.policy.skip_padding
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
     if not job.config.samples_by_vllm:
         spare_head(trainer.model)

@@ -70,7 +70,7 @@ class Policy(Strict):
     """Settings of every algorithm's policy."""
 
     PLACING = ("train_micro_batch_size", "dtensor_cfg")
-    ADDED = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode")
+    ADDED = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode", "skip_padding")
 
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
     train_micro_batch_size: PositiveInt | None = None
@@ -82,4 +82,9 @@ class Policy(Strict):
     dtensor_cfg: Dtensor = Dtensor()
     lora: Lora | None = Field(None, description="None: all weights are trained.")
     tokenizer: Tokenizer = Tokenizer()
+    skip_padding: bool = Field(
+        False,
+        description="Compute logits of learnt tokens alone, leave ended responses out of the sampled batch, and sort "
+        "GRPO's micro-batches by length. The same losses but for rounding, other random numbers.",
+    )
     optimizer: Optimizer

@@ -33,6 +33,7 @@ from scripts.backends.trl.setup import (
     train_adapters_in_float32,
     warm_up_from_first_step,
 )
+from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.evaluate.step_criteria import refuse_divergence
@@ -77,6 +78,7 @@ def _train(job: TrainingJob) -> None:
     trainer = import_module(job.config.trainer).make_trainer(job)
     train_adapters_in_float32(trainer.model, job)
     warm_up_from_first_step(trainer, job)
+    skip_padding(trainer, job)
     trainer.create_model_card = lambda *arguments, **options: None
     if is_sharded(job):
         sample_in_step(trainer)
