@@ -62,7 +62,7 @@ def trained(tmp_path_factory):
 
 def test_a_chain_that_was_killed_ends_with_the_bits_of_one_that_was_not(trained):
     log = (trained.results / "rlvr/logs/attempts.log").read_text()
-    assert "resumes at step 2" in log and trained.planned() == set()
+    assert "resumes from step 2" in log and trained.planned() == set()
     results = trained.untrained("rlvr")
     trained.run("python", "-m", "scripts.train.run", "--recipe", "config/recipes/smollm2.yaml", "--results", str(results),
                 "--stage", "rlvr", "--threads", "2")  # fmt: skip
@@ -85,7 +85,7 @@ def test_transformers_loads_the_export_and_answers(trained):
     answer = tokenizer.decode(
         loaded.generate(**asked, max_new_tokens=24, do_sample=False)[0, asked["input_ids"].shape[1] :]
     )
-    assert "honey" in answer.lower(), answer
+    assert "bees" in answer and answer == answer.lower() and answer.endswith(tokenizer.eos_token), answer
 
 
 @pytest.mark.skipif(LACKING is not None, reason=f"vLLM cannot be tried: {LACKING}")
@@ -100,7 +100,8 @@ def test_vllm_loads_the_export_and_answers(trained):
     asked = (PYTHON, "-c", program, str(trained.results / "rlvr/hf/model"), json.dumps(CONVERSATION))
     environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     done = subprocess.run(asked, env=environment, text=True, capture_output=True, check=False)
-    assert "honey" in done.stdout.rpartition("said:")[2].lower(), done.stdout + done.stderr
+    answer = done.stdout.rpartition("said:")[2].strip()
+    assert "bees" in answer and answer == answer.lower(), done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not (ROOT / ".lm-eval/installed").exists(), reason="lm-eval is not installed: make lm-eval")
