@@ -112,5 +112,5 @@ def test_lm_eval_scores_the_export(trained):
         "config/recipes/smollm2.yaml",
     )
     trained.snakemake("results/smollm2/sft/benchmarks.json")
-    scored = read_json(trained.results / "sft/benchmarks.json")
-    assert scored["tasks"]["larger"], scored
+    scored = read_json(trained.results / "sft/benchmarks.json")["benchmarks"]["larger"]
+    assert scored["samples"] == 12 and scored["before"] is not None
