@@ -42,7 +42,7 @@ from benchmarks.striking.kinds import COPIED, KINDS, Kind
 from tests.slurm.cluster import Cluster
 
 FIGURES = Path(__file__).with_suffix(".csv")
-COLUMNS = ("commit", "kind", "chain", "program", "moment", "signal", "target", "lost", "fault")
+COLUMNS = ("commit", "kind", "chain", "program", "moment", "signal", "target", "lost", "fault", "user")
 
 
 def commit() -> str:
@@ -98,7 +98,14 @@ def strike_chains(asked: argparse.Namespace) -> bool:
             chain.check(quiet, struck)
             made += len(struck)
             faults = "; ".join(chain.faults)
-            add(struck, commit=struck_commit, kind=name, chain=label, fault=faults)
+            add(
+                struck,
+                commit=struck_commit,
+                kind=name,
+                chain=label,
+                fault=faults,
+                user="ordinary" if os.geteuid() else "root",
+            )
             told = f"{len(struck)} strikes, {chain.calls} calls of Snakemake, {time.monotonic() - began:.0f} s"
             print(f"{name} {label}: {told}: {faults or 'as undisturbed'}", file=sys.stderr, flush=True)
             if faults:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import psutil
@@ -24,9 +24,20 @@ from scripts.stage.store import unlinked
 
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
+# The calls of the kernel that strace strikes, a counter each, and errors that they may end with instead.
+CALLS = {
+    "write": (),
+    "fsync,fdatasync": ("EIO", "ENOSPC"),
+    "/^rename": ("ENOSPC",),
+    "/^(sym)?link": ("ENOSPC",),
+    "/^(unlink|rmdir)": ("EIO",),
+    "ftruncate": ("EIO",),
+    "/^mkdir": ("ENOSPC",),
+}
+MARK = "STRUCK_TREE"
 MOST_CALLS = 400
 # Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has.
-VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|\w+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)")
+VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)")
 LOCKS = ("locks", "incomplete")
 
 
@@ -41,7 +52,7 @@ class Chain:
         self.plans.mkdir(parents=True, exist_ok=True)
         python = Path(sys.executable).parent
         path = f"{python}{os.pathsep}{environment['PATH']}"
-        self.environment = {**environment, "PATH": path, "PYTHONPATH": str(root)}
+        self.environment = {**environment, "PATH": path, "PYTHONPATH": str(root), MARK: str(root)}
         self.targets = ("all", *(f"results/{RUN}/{stage}/hf" for stage in kind.stages))
         self.calls = 0
         self.faults: list[str] = []
@@ -53,7 +64,7 @@ class Chain:
         events, done = self.root / "strikes/events", self.root / "strikes/undisturbed"
         if not done.exists():
             events.mkdir()
-            if self.call().wait() != 0:
+            if sum(abs(each.wait()) for each in self.call()):
                 raise SystemExit(self.output()[-5000:])
             done.touch()
         found: dict[str, list[str]] = {}
@@ -66,10 +77,10 @@ class Chain:
     def weights(self) -> dict[str, str]:
         """The hash of every stage's published files, and that of its record."""
         found = {}
-        for stage in self.kind.stages:
-            folder = self.root / "results" / RUN / stage
+        for run, stage in product(self.kind.runs, self.kind.stages):
+            folder = self.root / "results" / run / stage
             record, export = (json.loads((folder / name / "record.json").read_text()) for name in ("ckpt", "hf"))
-            found[stage] = f"{record['step']} {record['identity']} {export['content']}"
+            found[f"{run}/{stage}"] = f"{record['step']} {record['identity']} {export['content']}"
         return found
 
     def paths(self) -> set[str]:
@@ -100,19 +111,27 @@ class Chain:
         for page in (*results.glob("*.html"), *results.glob("*.csv")):
             page.unlink()
 
-    def call(self) -> subprocess.Popen:
-        """Call Snakemake for everything, in a session of its own."""
+    def command(self, run: str, *options: str) -> list[str]:
+        """The call of Snakemake for all of a run."""
+        targets = (target.replace(f"/{RUN}/", f"/{run}/") for target in self.targets)
+        return ["snakemake", *self.kind.arguments, *options, "--config", f"run={run}", "--", *targets]
+
+    def call(self) -> list[subprocess.Popen]:
+        """Call Snakemake for everything, a call for each run at once, in sessions of their own."""
         self.calls += 1
         with (self.root / "snakemake.txt").open("a") as log:
-            return subprocess.Popen(
-                ["snakemake", *self.kind.arguments, "--", *self.targets],
-                cwd=self.root,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return [
+                subprocess.Popen(
+                    self.command(run),
+                    cwd=self.root,
+                    env=self.environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+                for run in self.kind.runs
+            ]
 
     def output(self) -> str:
         """What Snakemake printed."""
@@ -130,14 +149,17 @@ class Chain:
             by_time = not over and rng.random() < self.kind.at_random
             self.plan({} if over or by_time else events, rng)
             before, began = len(self.struck()), len(self.output()) if self.calls else 0
-            snakemake = self.call()
+            calls = self.call()
             if by_time:
-                self.strike_at_random(snakemake, rng, most, until)
-            status = snakemake.wait()
-            if status == 0:
+                self.strike_at_random(rng.choice(calls), rng, most, until)
+            statuses = [each.wait() for each in calls]
+            if not any(statuses):
                 break
-            if len(self.struck()) == before:
-                self.faults.append(f"a call that nothing struck ended with {status}")
+            struck = self.struck()[before:]
+            if not any(strike["program"] == "snakemake" for strike in struck):
+                self.wait_for_programs(20)
+            if not struck:
+                self.faults.append(f"a call that nothing struck ended with {statuses}")
                 print(self.output()[began:][-3000:], file=sys.stderr, flush=True)
                 if len(self.faults) > 3:
                     break
@@ -170,6 +192,12 @@ class Chain:
             aim = self.kind.aims.get(first, self.kind.aim)
             plan = []
             while rng.random() < aim and len(plan) < (self.kind.repeats if first == "train.run" else 1):
+                if rng.random() < self.kind.by_call:
+                    call, errors = rng.choice(list(CALLS.items()))
+                    place = place_in(len(changes) * (3 if call == "write" else 1), rng)
+                    blow = rng.choice((*SIGNALS, *errors))
+                    plan.append({"call": call, "event": place, "signal": blow, "target": "program"})
+                    continue
                 plan.append(
                     {
                         "event": place_in(len(changes), rng),
@@ -186,7 +214,7 @@ class Chain:
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.cwd() == str(self.root) and "python" in process.name():
+                if process.environ().get(MARK) == str(self.root) and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
@@ -195,7 +223,7 @@ class Chain:
         found = []
         for process in self.programs():
             with suppress(psutil.Error):
-                name = program(process.cmdline())
+                name = program(process.cmdline()) if "python" in process.name() else None
                 if name and not name.startswith("snakemake"):
                     found.append((process.pid, name))
         return found
@@ -282,10 +310,11 @@ class Chain:
         for strike in strikes:
             if strike["lost"] > (1 if strike["signal"] == "SIGTERM" else SAVE_PERIOD):
                 self.faults.append(f"{strike['lost']} steps lost to a {strike['signal']} at {strike['program']}")
-        if "Nothing to be done" not in (said := self.say("snakemake", *self.kind.arguments, "-n", "--", *self.targets)):
-            self.faults.append(f"something is to be done: {said[-300:]}")
-        for stage in self.kind.stages:
-            told = self.say(sys.executable, "-m", "scripts.commands", "lineage", f"results/{RUN}/{stage}/ckpt")
+        for run in self.kind.runs:
+            if "Nothing to be done" not in (said := self.say(*self.command(run, "-n"))):
+                self.faults.append(f"something is to be done: {said[-300:]}")
+        for run, stage in product(self.kind.runs, self.kind.stages):
+            told = self.say(sys.executable, "-m", "scripts.commands", "lineage", f"results/{run}/{stage}/ckpt")
             if "files are as recorded" not in told:
                 self.faults.append(f"lineage of {stage}: {told[-300:]}")
 

@@ -3,8 +3,11 @@
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from runpy import run_path
 
 import yaml
+
+from scripts.recipe.expand import expand
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -47,13 +50,51 @@ def trl_recipe(stages: tuple[str, ...] = ("sft", "rlvr1", "rlhf")) -> dict:
     return recipe
 
 
+def data_recipe() -> dict:
+    """The chain of backend `light` on rows of a folder: a file of several blocks, and two blends composed of files."""
+    tools, recipe = tools_recipe(), light_recipe(2)
+    blend = tools["blends"]["demonstrations"]
+    several = blend | {"file": "*/demonstrations.jsonl"}
+    recipe["blends"] = {
+        "first": blend | {"file": "demonstrations.jsonl"},
+        "second": several | {"shuffle": True, "test": 40},
+        "third": several | {"deduplicate": "prompt"},
+    }
+    return recipe | {key: tools[key] for key in ("source", "environments", "model")}
+
+
+def tools_recipe() -> dict:
+    """SFT and GRPO with a tool, cut to a few steps."""
+    recipe = yaml.safe_load((ROOT / "config/recipes/tiny-tools.yaml").read_text())
+    recipe["source"]["path"] = "rows"
+    sft, rlvr = recipe["stages"].values()
+    sft["sft"], rlvr["gate"] = {"max_num_steps": 9}, []
+    rlvr["grpo"] = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4, "max_num_steps": 9}
+    for stage in (sft, rlvr):
+        stage["checkpointing"]["save_period"] = SAVE_PERIOD
+    return recipe
+
+
+def sweep_recipe() -> dict:
+    """The tests' short SFT in two variants, and a stage that starts from the better."""
+    recipe = trl_recipe(("sft", "rlvr1"))
+    sft = recipe["stages"]["sft"]
+    sft["sft"] = {"max_num_steps": 9}
+    recipe["stages"] = {
+        "sft": sft | {"sweep": {"policy.optimizer.lr": [1.0e-2, 2.0e-2]}},
+        "rlvr1": recipe["stages"]["rlvr1"] | {"parent": {"stage": "sft", "best": "held_out_mean"}},
+    }
+    return recipe
+
+
 @dataclass(frozen=True)
 class Kind:
     """A chain, and how often what is struck in it.
 
     `aim`: how often a start of a program is to be struck, `aims`: by the first word of its name. `at_random`: the share
     of the calls of Snakemake with strikes at random times, which lie `seconds` apart. `repeats`: starts of a training
-    that are struck in one call of Snakemake, at most.
+    that are struck in one call of Snakemake, at most. `by_call`: the share of the planned strikes that strace makes, at
+    the n-th call of the kernel. `files` of rows lie in a folder. All `runs` are asked for at once.
     """
 
     says: str
@@ -65,11 +106,14 @@ class Kind:
     at_random: float = 0.2
     seconds: tuple[float, float] = (1, 6)
     repeats: int = 5
+    by_call: float = 0.7
+    files: int = 0
+    runs: tuple[str, ...] = (RUN,)
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages of its chain."""
-        return tuple(self.recipe["stages"])
+        return tuple(expand(self.recipe)["stages"])
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -84,6 +128,11 @@ class Kind:
             (shutil.copytree if source.is_dir() else shutil.copy2)(source, root / part)
         shutil.copytree(HERE / "light", root / "scripts/backends/light", dirs_exist_ok=True)
         shutil.copy(HERE / "sitecustomize.py", root)
+        for seed in range(self.files):
+            run_path(str(ROOT / "config/environments/calculator_rows.py"))["write_rows"](root / f"rows/{seed}", seed)
+        for name in ("demonstrations", "products") if self.files else ():
+            parts = sorted((root / "rows").glob(f"*/{name}.jsonl"))
+            (root / f"rows/{name}.jsonl").write_bytes(b"".join(part.read_bytes() for part in parts))
         stages = {name: {"nodes": self.nodes} for name in self.stages} if self.nodes > 1 else {}
         (root / "config/recipes/struck.yaml").write_text(yaml.safe_dump(self.recipe, sort_keys=False))
         (root / "config/sites/test.yaml").write_text(yaml.safe_dump(CLUSTER_SITE | {"stages": stages}))
@@ -94,9 +143,10 @@ class Kind:
 
 
 SELDOM = {"snakemake": 0.25, "demo.synthesize": 0.5}
+TRAINED = {"train.run": 0.9}
 KINDS = {
-    "light": Kind("a training without torch, on this machine", light_recipe(6), aims=SELDOM | {"train.run": 0.9}),
-    "trl": Kind("trl, on this machine", trl_recipe(), aims=SELDOM | {"train.run": 0.9}, seconds=(2, 12)),
+    "light": Kind("a training without torch, on this machine", light_recipe(6), aims=SELDOM | TRAINED),
+    "trl": Kind("trl, on this machine", trl_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12)),
     "slurm": Kind(
         "a training without torch, Slurm jobs on three hosts", light_recipe(2), slurm=True, aims=SELDOM, seconds=(2, 12)
     ),
@@ -110,5 +160,14 @@ KINDS = {
         at_random=0.4,
         seconds=(5, 30),
         repeats=2,
+        by_call=0,
+    ),
+    "data": Kind(
+        "rows of a folder, filled and checked by several workers; light", data_recipe(), aims=SELDOM, files=12
+    ),
+    "tools": Kind("trl, GRPO with a tool", tools_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12), files=1),
+    "sweep": Kind("trl, two variants and a choice", sweep_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12)),
+    "twins": Kind(
+        "light, two runs at once that ask for the same trainings", light_recipe(2), aims=SELDOM, runs=(RUN, "twin")
     ),
 }

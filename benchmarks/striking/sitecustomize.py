@@ -1,14 +1,17 @@
-"""Strikes the program that imports it at the n-th change of a file; benchmarks/kills.py puts it into a chain's tree.
+"""Strikes the program that imports it at the n-th change of a file or call of the kernel; kills.py puts it into a tree.
 
 Python imports this file as it starts, since it lies where every program of the tree looks for modules first. A program
 finds its strikes in ``strikes/plans/<program>.json``, one for each of its starts: before the call that changes a file,
-or some milliseconds after it began, the signal goes to the program or to its whole process group. Where
-``strikes/events`` is there, nothing is struck, but each change of a file is noted.
+or some milliseconds after it began, the signal goes to the program or to its whole process group. A strike with a
+``call`` is strace's: the program starts again under it, and the first of its processes to make such a call for the n-th
+time gets the signal instead, or an error. Where ``strikes/events`` is there, nothing is struck, but each change of a
+file is noted.
 """
 
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -32,6 +35,11 @@ CHANGES = {
 }
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 VARYING = re.compile(r"\.[0-9a-f]{8}\.|[0-9a-f]{16,}|[\w-]+\.\d+\.json$|\d{4}-\d\d-\d\dT[\d.]+")
+
+
+TRACED = "STRIKES_TRACED"
+CALL = re.compile(r"(?:\d+ +)?(?:<\.\.\. )?(\w+)(.*)")
+HIT = re.compile(r"= \?$|\(INJECTED\)$|si_code=SI_KERNEL")
 
 
 def program(words: Sequence[str]) -> str | None:
@@ -116,6 +124,30 @@ class Striker:
         self.busy = False
 
 
+def trace(name: str, planned: dict[str, Any], *later: dict[str, Any]) -> None:
+    """Start this program again under strace, which strikes it; of Snakemake only the thread that began."""
+    (STRIKES / "plans" / f"{name}.json").write_text(json.dumps(later))
+    call, blow = planned["call"], planned["signal"]
+    how = f"{'signal' if blow.startswith('SIG') else 'error'}={blow}:when={planned['event']}"
+    told = shlex.join(["exec", sys.executable, __file__, name, json.dumps(planned)])
+    options = ["-D", "-y", "-qq", *([] if name.startswith("snakemake") else ["-f"]), "-o", f"|{told}"]
+    os.environ[TRACED] = name
+    command = ["strace", *options, "-e", f"trace={call}", "-e", f"inject={call}:{how}", sys.executable]
+    os.execvp("strace", command + sys.orig_argv[1:])  # noqa: S606 (no shell is wanted)
+
+
+def record(name: str, planned: dict[str, Any]) -> None:
+    """Note the strikes that strace prints."""
+    call = ""
+    for line in map(str.rstrip, sys.stdin):
+        call = call if "--- SIG" in line else line
+        if HIT.search(line) and (made := CALL.match(call)):
+            paths = re.findall(rf"(?:<|\"){ROOT}/([^>\"]+)", made[2])
+            event = VARYING.sub("*", " ".join([f"{made[1]}()", *paths[-1:]]))
+            what = {"program": name, "event": event, "after": None, "time": time.time(), "logged": logged()}
+            append(STRIKES / "struck.jsonl", json.dumps(planned | what))
+
+
 def append(path: Path, line: str) -> None:
     """Add a line to a file."""
     with path.open("a") as file:
@@ -124,16 +156,22 @@ def append(path: Path, line: str) -> None:
 
 def begin() -> None:
     """Count the changes of files where this program is to be struck or watched."""
-    name, plan = program(sys.orig_argv), None
-    if name is None:
+    name, plan, by = program(sys.orig_argv), None, os.environ.get(TRACED)
+    if name in (None, by):
         return
     if not (STRIKES / "events").is_dir():
         with suppress(FileNotFoundError, ValueError):
             plan = json.loads((STRIKES / "plans" / f"{name}.json").read_text())
         if not plan:
             return
+        if "call" in plan[0]:
+            if by is None or by.startswith("snakemake"):
+                trace(name, *plan)
+            return
     sys.addaudithook(Striker(name, plan))
 
 
 if __name__ == "sitecustomize":
     begin()
+elif __name__ == "__main__":
+    record(sys.argv[1], json.loads(sys.argv[2]))

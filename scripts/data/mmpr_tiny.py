@@ -8,11 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-import pyarrow.parquet as pq
-from pyarrow import ArrowException
-
 from scripts.data.archives import extract_folder
 from scripts.data.index import Output, Record, Source, Threads, start_blend, write_index
+from scripts.data.published import PublishedFile
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import filled_by_program, sha256_file, write_text
@@ -57,17 +55,16 @@ def _check_rows(table: Path, base: Path) -> tuple[int, int]:
     rows = several = 0
     problems = []
     try:
-        for batch in pq.ParquetFile(table).iter_batches(batch_size=1024, columns=COLUMNS):
-            for row in batch.to_pylist():
+        for batch in PublishedFile(table, str(table)).batches(COLUMNS):
+            batch.require(COLUMNS)
+            for row in batch.rows:
                 if problem := _problem(row, base, known):
                     problems.append(f"row {rows}: {problem}")
                 else:
                     several += len(row["images"]) > 1
                 rows += 1
-    except (ArrowException, KeyError) as error:
-        raise UserError(
-            f"{table}: damaged, or not MMPR-Tiny's table ({error}); delete the file and fetch again"
-        ) from None
+    except UserError as error:
+        raise UserError(f"{error}; damaged, or not MMPR-Tiny's table; delete the file and fetch again") from None
     if problems:
         shown = "\n".join(listed(problems[:SHOWN], len(problems)))
         raise UserError(

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from scripts.data.placeholders import ExternalTable
+from scripts.data.published import PublishedFile
 from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
 
-BATCH_ROWS = 1 << 12
 TEXT = pa.large_string()
 TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
 
@@ -78,13 +77,12 @@ def _write(parquet: Path, output: Path) -> None:
 def _texts(path: Path) -> Iterator[pa.RecordBatch]:
     """Columns prompt[0].content (null of an empty prompt) and reward_model.ground_truth, some rows at a time."""
     try:
-        with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(BATCH_ROWS, columns=["prompt", "reward_model"], use_threads=False):
-                firsts = pc.list_slice(batch.column("prompt"), 0, 1, return_fixed_size_list=True).values
-                answers = pc.struct_field(batch.column("reward_model"), "ground_truth")
-                texts = [pc.struct_field(firsts, "content").cast(TEXT), answers.cast(TEXT)]
-                yield pa.RecordBatch.from_arrays(texts, schema=TEXTS)
-    except (pa.ArrowException, AttributeError, KeyError, OSError) as error:
+        for batch in PublishedFile(path, path.name).batches(["prompt", "reward_model"]):
+            firsts = pc.list_slice(batch.content.column("prompt"), 0, 1, return_fixed_size_list=True).values
+            answers = pc.struct_field(batch.content.column("reward_model"), "ground_truth")
+            texts = [pc.struct_field(firsts, "content").cast(TEXT), answers.cast(TEXT)]
+            yield pa.RecordBatch.from_arrays(texts, schema=TEXTS)
+    except (UserError, pa.ArrowException, AttributeError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"{path}: not a table with prompt[0].content and reward_model.ground_truth: {reason}; fetch it again"
