@@ -45,8 +45,9 @@ def free_port() -> int:
 
 
 def with_reference(job):
-    """The job, whose loss looks back to the parent."""
+    """The job, whose loss looks back to the parent, and which computes nothing for padding."""
     values = job.config.values()
+    values["policy"] |= {"skip_padding": True}
     values["loss_fn"] |= {"reference_policy_kl_penalty": 0.05}
     return replace(job, config=training_config(values))
 

@@ -1,5 +1,6 @@
 """Sampling and training without the padding, for `policy.skip_padding`."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,8 +10,11 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.setup import is_sharded
 
 Batch = dict[str, Any]
+TEXT = {"input_ids", "attention_mask", "generation_config"}
+"""What TRL gives to `generate` for prompts without pictures."""
 
 
 def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
@@ -26,8 +30,11 @@ def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
     plain = trainer.model.generate
 
     def generate(*inputs: Any, **options: Any) -> torch.Tensor:
+        if not options.keys() - TEXT:
+            # transformers hands its own synced_gpus to no custom_generate
+            options["custom_generate"] = partial(sample, synced_gpus=is_sharded(job))
         with trainer.accelerator.autocast():
-            return plain(*inputs, custom_generate=sample, **options)
+            return plain(*inputs, **options)
 
     trainer.model.generate = generate
     for module in trainer.model.modules() if job.config.policy.precision == "bfloat16" else ():
@@ -48,12 +55,9 @@ def sample(
 
     A `custom_generate` for transformers. Prompts and result are rows x tokens, the result padded on the right.
     """
-    settings = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
-    if "pixel_values" in kwargs:
-        settings |= {"generation_config": generation_config, "synced_gpus": synced_gpus}
-        return model._sample(input_ids, **settings, **kwargs)
-    prompts = torch.stack((input_ids, kwargs["attention_mask"]))
-    _, group, sizes = prompts.unique_consecutive(return_inverse=True, return_counts=True, dim=1)
+    mask = kwargs.get("attention_mask")
+    prompts = input_ids if mask is None else torch.cat((input_ids, mask), 1)
+    _, group, sizes = prompts.unique_consecutive(return_inverse=True, return_counts=True, dim=0)
     first = sizes.cumsum(0) - sizes
     kwargs = _of_rows(kwargs, first)
     outputs = model._prefill(input_ids[first], generation_config, kwargs)
@@ -84,7 +88,7 @@ def sample(
 def _of_rows(kwargs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
     """Return some rows' inputs of a model; the cache of keys and values is cut in place."""
     if (cache := kwargs.get("past_key_values")) is not None:
-        cache.batch_select_indices(rows)
+        cache.reorder_cache(rows)
     return {key: value[rows] if isinstance(value, torch.Tensor) else value for key, value in kwargs.items()}
 
 
