@@ -38,8 +38,10 @@ CALLS = (
 )
 MARK = "STRUCK_TREE"
 MOST_CALLS = 400
-# Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has.
-VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)")
+# Of these an attempt, a job or a call of Snakemake may leave more, or fewer, than an undisturbed chain has.
+VARYING = re.compile(
+    r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)|.*/\.snakemake_timestamp$"
+)
 LOCKS = ("locks", "incomplete")
 
 
