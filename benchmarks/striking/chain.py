@@ -159,6 +159,7 @@ class Chain:
             statuses = [each.wait() for each in calls]
             if not any(statuses):
                 break
+            time.sleep(1)  # strace tells of a strike after the program's end
             struck = self.struck()[before:]
             if not any(strike["program"] == "snakemake" for strike in struck):
                 self.wait_for_programs(20)
