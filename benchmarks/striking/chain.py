@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise, product
@@ -24,20 +25,23 @@ from scripts.stage.store import unlinked
 
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
-# The calls of the kernel that strace strikes, a counter each, and errors that they may end with instead.
-CALLS = {
-    "write": (),
-    "fsync,fdatasync": ("EIO", "ENOSPC"),
-    "/^rename": ("ENOSPC",),
-    "/^(sym)?link": ("ENOSPC",),
-    "/^(unlink|rmdir)": ("EIO",),
-    "ftruncate": ("EIO",),
-    "/^mkdir": ("ENOSPC",),
-}
+# The calls of the kernel that strace strikes, the changes among which they are, and errors that they may end with.
+CALLS = (
+    ("write", "open", ()),
+    ("fsync,fdatasync", "open", ("EIO", "ENOSPC")),
+    ("/^rename", "rename", ("ENOSPC",)),
+    ("/^link", "link", ("ENOSPC",)),
+    ("/^symlink", "symlink", ("ENOSPC",)),
+    ("/^unlink", "remove", ("EIO",)),
+    ("/^mkdir", "mkdir", ("ENOSPC",)),
+    ("ftruncate", "open", ("EIO",)),
+)
 MARK = "STRUCK_TREE"
 MOST_CALLS = 400
-# Of these an attempt, a job or a call of Snakemake may leave more than an undisturbed chain has.
-VARYING = re.compile(r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)")
+# Of these an attempt, a job or a call of Snakemake may leave more, or fewer, than an undisturbed chain has.
+VARYING = re.compile(
+    r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)|.*/\.snakemake_timestamp$"
+)
 LOCKS = ("locks", "incomplete")
 
 
@@ -155,6 +159,7 @@ class Chain:
             statuses = [each.wait() for each in calls]
             if not any(statuses):
                 break
+            time.sleep(1)  # strace tells of a strike after the program's end
             struck = self.struck()[before:]
             if not any(strike["program"] == "snakemake" for strike in struck):
                 self.wait_for_programs(20)
@@ -193,10 +198,11 @@ class Chain:
             plan = []
             while rng.random() < aim and len(plan) < (self.kind.repeats if first == "train.run" else 1):
                 if rng.random() < self.kind.by_call:
-                    call, errors = rng.choice(list(CALLS.items()))
-                    place = place_in(len(changes) * (3 if call == "write" else 1), rng)
+                    words = Counter(change.split()[0] for change in changes)
+                    call, word, errors = rng.choice([each for each in CALLS if each[1] in words])
                     blow = rng.choice((*SIGNALS, *errors))
-                    plan.append({"call": call, "event": place, "signal": blow, "target": "program"})
+                    event = place_in(words[word], rng)
+                    plan.append({"call": call, "event": event, "signal": blow, "target": "program"})
                     continue
                 plan.append(
                     {

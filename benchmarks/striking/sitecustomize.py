@@ -142,8 +142,8 @@ def record(name: str, planned: dict[str, Any]) -> None:
     for line in map(str.rstrip, sys.stdin):
         call = call if "--- SIG" in line else line
         if HIT.search(line) and (made := CALL.match(call)):
-            paths = re.findall(rf"(?:<|\"){ROOT}/([^>\"]+)", made[2])
-            event = VARYING.sub("*", " ".join([f"{made[1]}()", *paths[-1:]]))
+            paths = re.findall(rf'(?:<|"){ROOT}/([^>"]+)|"((?:results|\.snakemake)/[^"]+)"', made[2])
+            event = VARYING.sub("*", " ".join([f"{made[1]}()", *map("".join, paths[-1:])]))
             what = {"program": name, "event": event, "after": None, "time": time.time(), "logged": logged()}
             append(STRIKES / "struck.jsonl", json.dumps(planned | what))
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.striking.sitecustomize import __file__ as striker
 from benchmarks.striking.sitecustomize import program
+from tests.programs import until
 
 PROGRAM = """
 from pathlib import Path
@@ -46,6 +47,17 @@ def test_a_program_dies_just_before_the_planned_change_and_only_once(tree):
     assert (run(tree), made(tree)) == (-9, ["1", "new"])
     (struck,) = map(json.loads, (tree / "strikes/struck.jsonl").read_text().splitlines())
     assert (struck["program"], struck["event"]) == ("make sft", "rename results/2")
+    assert (run(tree), made(tree)) == (0, ["1", "2", "3"])
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="no strace")
+@pytest.mark.parametrize(("blow", "status"), [("SIGKILL", -9), ("SIGTERM", -15), ("ENOSPC", 1)])
+def test_a_program_is_struck_at_the_planned_call_of_the_kernel(tree, blow, status):
+    plan = [{"call": "/^rename", "event": 2, "signal": blow, "target": "program"}]
+    (tree / "strikes/plans/make sft.json").write_text(json.dumps(plan))
+    assert run(tree) == status
+    struck = json.loads(until(lambda: "".join(path.read_text() for path in tree.glob("strikes/struck.jsonl")), 20))
+    assert (struck["program"], struck["event"]) == ("make sft", "rename() results/2")
     assert (run(tree), made(tree)) == (0, ["1", "2", "3"])
 
 
