@@ -37,7 +37,7 @@ class Scheduling(LoadScopeScheduling):
             return "trl"
         return (
             "chain"
-            if "tests/browser/" in file or re.search(r"test_(backend|chain|colleagues|edits|resume)\.", file)
+            if "tests/browser/" in file or re.search(r"test_(backend|chain|colleagues|edits|resume|sweep)\.", file)
             else file
         )
 

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from scripts.stage.attempts import read_attempts
-from tests.conftest import Workflow
 
 RATES = ("2.0e-3", "8.0e-3")
 RLVR1 = "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1"
@@ -17,9 +16,9 @@ def swept(*rates: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """The short chain, its rlvr1 swept, rlhf started from the best variant, trained to the report."""
-    workflow = Workflow(tmp_path_factory.mktemp("swept"))
+def tree(finished, tmp_path_factory):
+    """The finished chain, its rlvr1 swept, rlhf started from the best variant, trained to the report."""
+    workflow = finished.copied_to(tmp_path_factory.mktemp("swept"))
     workflow.edit(RLVR1, RLVR1 + swept(*RATES))
     workflow.edit(
         "rlhf: {algorithm: grpo, parent: sft", "rlhf: {algorithm: grpo, parent: {stage: rlvr1, best: held_out_mean}"
