@@ -105,7 +105,7 @@ def test_a_prompt_is_the_same_to_trainer_evaluation_and_transformers(model, stag
     group = job.config.grpo.num_generations_per_prompt
     assert asked["trainer"] == asked["model"] == [ids for ids in expected for _ in range(group)]
     assert all(ids.count(tokenizer.bos_token_id) == 1 for ids in expected) or tokenizer.bos_token is None
-    rollouts(load_model(model), tokenizer, rows, max_new_tokens=2, temperature=0.0, seed=0)
+    list(rollouts(load_model(model), tokenizer, rows, max_new_tokens=2, temperature=0.0, seed=0))
     assert sorted(asked["model"]) == sorted(expected)
     shown = shown_rows(_Shown(job, model, stages.recipe), 3)
     assert [row["parts"][0]["ids"] for row in shown] == expected[:3]
