@@ -19,10 +19,13 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation import vllm_generation
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer as trl_grpo
+from trl.trainer.utils import split_tensor_dict
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
+from scripts.backends.trl.skipping import split_by_length
 from scripts.errors import UserError
 from scripts.evaluate.turns import prepare_for_tools
 from scripts.model.generate import spare_head
@@ -50,7 +53,8 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
-    trainer.skips_padding = job.config.policy.skip_padding
+    by_length = partial(split_by_length, updates=job.config.updates_per_step)
+    trl_grpo.split_tensor_dict = by_length if job.config.policy.skip_padding else split_tensor_dict
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
     if not job.config.samples_by_vllm:
         spare_head(trainer.model)

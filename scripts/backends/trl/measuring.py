@@ -11,7 +11,6 @@ import torch
 from trl import GRPOTrainer
 
 from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED, Grpo
-from scripts.backends.trl.skipping import sort_by_length
 from scripts.errors import UserError
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
@@ -28,18 +27,8 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     corrects_sampling = False
-    skips_padding = False
     longest_prompt: int
     grpo: Grpo
-
-    def _prepare_inputs(self, generation_batch: dict[str, Any]) -> dict[str, Any]:
-        """Return a micro-batch; of a step's, sorted by length where padding is skipped."""
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        if not self.skips_padding or self._buffered_inputs is before:
-            return inputs
-        self._buffered_inputs = sort_by_length(self._buffered_inputs, self.args.gradient_accumulation_steps)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Tokenize texts without special tokens, since the chat template prints the first token."""

@@ -82,9 +82,6 @@ class Policy(Strict):
     dtensor_cfg: Dtensor = Dtensor()
     lora: Lora | None = Field(None, description="None: all weights are trained.")
     tokenizer: Tokenizer = Tokenizer()
-    skip_padding: bool = Field(
-        False,
-        description="Compute logits of learnt tokens alone, leave ended responses out of the sampled batch, and sort "
-        "GRPO's micro-batches by length. The same losses but for rounding, other random numbers.",
-    )
+    skip_padding: bool = False
+    """Compute nothing for padding, ended responses and tokens without loss: the same losses but for rounding."""
     optimizer: Optimizer

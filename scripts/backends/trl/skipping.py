@@ -5,24 +5,16 @@ from typing import Any
 
 import torch
 from torch.nn.functional import softmax
-from transformers import Trainer
+from transformers import Cache, Trainer
 from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.setup import is_sharded
 
-Batch = dict[str, Any]
-TEXT = {"input_ids", "attention_mask", "generation_config"}
-"""What TRL gives to `generate` for prompts without pictures."""
-
 
 def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
-    """Let TRL project the learnt tokens alone to the vocabulary, and let rows that ended leave the sampled batch.
-
-    TRL projects every token, unless Triton is there. Under autocast peft's adapters need no float32 inputs, and a
-    response's tokens share a cast of the weights.
-    """
+    """Let TRL project learnt tokens alone, sample by `sample`, and cast nothing that autocast would cast back."""
     skips = job.config.policy.skip_padding
     trl_utils._use_triton = (lambda _: True) if skips else chunked_logprob._use_triton
     if not skips:
@@ -30,8 +22,7 @@ def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
     plain = trainer.model.generate
 
     def generate(*inputs: Any, **options: Any) -> torch.Tensor:
-        if not options.keys() - TEXT:
-            # transformers hands its own synced_gpus to no custom_generate
+        if "pixel_values" not in options:  # transformers hands its own synced_gpus to no custom_generate
             options["custom_generate"] = partial(sample, synced_gpus=is_sharded(job))
         with trainer.accelerator.autocast():
             return plain(*inputs, **options)
@@ -79,45 +70,32 @@ def sample(
                 rows, input_ids, kwargs = rows[kept], input_ids[kept], _of_rows(kwargs, kept)
         if not model._has_unfinished_sequences(is_done, synced_gpus, input_ids.device):
             return result[:, : input_ids.shape[1]]
-        inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **kwargs)
-        outputs = model(**inputs, return_dict=True)
+        outputs = model(**model.prepare_inputs_for_generation(input_ids, next_sequence_length=1, **kwargs))
         kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
         logits = outputs.logits[:, -1]
 
 
 def _of_rows(kwargs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
     """Return some rows' inputs of a model; the cache of keys and values is cut in place."""
-    if (cache := kwargs.get("past_key_values")) is not None:
-        cache.reorder_cache(rows)
+    for cache in kwargs.values():
+        if isinstance(cache, Cache):
+            cache.reorder_cache(rows)
     return {key: value[rows] if isinstance(value, torch.Tensor) else value for key, value in kwargs.items()}
 
 
-def sort_by_length(batches: list[Batch], together: int) -> list[Batch]:
-    """Return a step's micro-batches with responses of alike lengths, without columns of padding alone.
-
-    Rows stay in their update, of so many micro-batches `together`. Batches with pictures stay as they are.
-    """
-    if "pixel_values" in batches[0]:
-        return batches
-    made = []
-    for start in range(0, len(batches), together):
-        update = batches[start : start + together]
-        names = [name for name, value in update[0].items() if getattr(value, "ndim", 0)]
-        whole = {name: torch.cat([batch[name] for batch in update]) for name in names}
-        order = whole["completion_mask"].sum(1).argsort(stable=True)
-        made += [
-            _trimmed(update[0] | {name: whole[name][rows] for name in names})
-            for rows in order.split(len(order) // together)
-        ]
-    return made
+def split_by_length(batch: dict[str, Any], count: int, updates: int) -> list[dict[str, Any]]:
+    """Split a step into micro-batches as TRL does, but each update by length; with pictures as it is."""
+    if "pixel_values" in batch:
+        return trl_utils.split_tensor_dict(batch, count)
+    lengths = batch["completion_mask"].sum(1).view(updates, -1)
+    starts = torch.arange(updates, device=lengths.device).unsqueeze(1) * lengths.shape[1]
+    return [_part(batch, rows) for rows in (lengths.argsort(dim=1, stable=True) + starts).view(count, -1)]
 
 
-def _trimmed(batch: Batch) -> Batch:
-    prompts, responses = (batch[name].bool().any(0) for name in ("prompt_mask", "completion_mask"))
-    responses[0] = True
-    trimmed = {}
-    for name, value in batch.items():
-        used = prompts if name.startswith("prompt") else responses
-        has_columns = getattr(value, "ndim", 0) == 2 and value.shape[1] == len(used)
-        trimmed[name] = value[:, used] if has_columns else value
-    return trimmed
+def _part(batch: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
+    part = {name: value[rows] if getattr(value, "ndim", 0) else value for name, value in batch.items()}
+    prompt, response = (max(1, part[mask].sum(1).max()) for mask in ("prompt_mask", "completion_mask"))
+    for name, value in part.items():
+        if getattr(value, "ndim", 0) > 1:
+            part[name] = value[:, -prompt:] if name.startswith("prompt") else value[:, :response]
+    return part
