@@ -180,13 +180,11 @@ def write_rows(directory: Path) -> None:
     held_out = make_rows(HELD_OUT, ONE, 36, rng) + make_rows(HELD_OUT, TWO, 60, rng)
     rng.shuffle(training)
     rng.shuffle(held_out)
-    files = {
-        "sft": [{name: row[name] for name in ("prompt", "completion")} for row in demonstrations],
-        "rlvr": [
-            {name: value for name, value in row.items() if name != "completion"}
-            for row in [row | {"grading_mode": "fraction"} for row in training] + held_out
-        ],
-    }
+    shown = [{name: row[name] for name in ("prompt", "completion")} for row in demonstrations]
+    prompts = [row | {"grading_mode": "fraction"} for row in training] + held_out
+    for row in prompts:
+        del row["completion"]
+    files = {"sft": shown, "rlvr": prompts}
     for name, rows in files.items():
         with open_atomically(directory / f"{name}.jsonl") as (file,):
             file.writelines(json.dumps(row).encode() + b"\n" for row in rows)

@@ -185,9 +185,11 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_json(path: Path, value: Any) -> None:
     """Append a line of JSON durably; the line before may be one that a kill has cut."""
-    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"\n", b"")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if is_cut else "") + json.dumps(value) + "\n")
+    with path.open("a+b") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+        is_cut = file.read(1) not in (b"\n", b"")
+        file.write(b"\n" * is_cut + json.dumps(value).encode() + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

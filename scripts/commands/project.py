@@ -51,7 +51,7 @@ def project_of(arguments: argparse.Namespace) -> Project:
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     file = given.pop("config")
     config = load_config(file, given)
-    if config.run != load_config(file, {}).run and "recipe" not in given:
+    if "run" in given and "recipe" not in given and config.run != load_config(file, {}).run:
         config = load_config(file, (read_if_there(Path(config.folder, NOTED), dict[str, Any]) or {}) | given)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)

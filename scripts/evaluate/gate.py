@@ -174,9 +174,11 @@ def main(
     tasks = read_record(benchmarks, Benchmarks) if benchmarks else None
     config = read_if_there(model / "config.json", dict[str, Any]) or {}
     more = default_criteria(settings, len(steps), config.get("vocab_size", BYTE_VOCABULARY))
-    gate = settings.gate + [each for each in more if judge(each, steps, held_out).outcome != "not measured"]
-    record = criteria_record(stage, gate, [judge(criterion, steps, held_out, tasks) for criterion in gate])
-    for row in record["criteria"][len(settings.gate) :]:
+    judged = [(criterion, judge(criterion, steps, held_out, tasks)) for criterion in settings.gate + more]
+    own = len(settings.gate)
+    kept = judged[:own] + [each for each in judged[own:] if each[1].outcome != "not measured"]
+    record = criteria_record(stage, [criterion for criterion, _ in kept], [result for _, result in kept])
+    for row in record["criteria"][own:]:
         row["default"] = True
     for row in record["criteria"]:
         print(f"{stage}: {row['outcome']}: {row['says']}")

@@ -140,16 +140,18 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
-def kept_scores(export: Path, asked: dict[str, Any], start: Path, validation: list[Path]) -> Path | None:
-    """Return the store's file for scores of an export, by its content and all that was asked; None outside the store.
-
-    `asked` gets the contents of the export, the splits and what the stage starts from: `start` is rollouts of a parent,
-    a config, or the record of an export.
-    """
-    splits = [[path.parent.name, path.name, sha256_file(path)] for path in validation]
+def contents(export: Path, start: Path, validation: list[Path]) -> dict[str, Any]:
+    """Return the contents of an export, of the splits, and of `start`: rollouts of a parent, a config, or a record."""
     beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
-    content = read_record(export, ExportRecord)["content"]
-    asked |= {"export": content, "splits": splits, "start": [start.name, beside]}
+    return {
+        "export": read_record(export, ExportRecord)["content"],
+        "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
+        "start": [start.name, beside],
+    }
+
+
+def kept_scores(export: Path, asked: dict[str, Any]) -> Path | None:
+    """Return the store's file for scores of an export, by all that is asked; None outside the store."""
     training = (export.parent / "model").resolve().parents[1]
     if training.parent.name != STORE:
         return None
@@ -182,9 +184,9 @@ def main(
     decoding = evaluation.decoding
     gym = repr((evaluation.gym, evaluation.gym_servers))
     hashes = {name: sha256_file(path) for name, path in own.items()}
-    asked = {"decoding": decoding, "environments": hashes, "gym": gym}
+    asked = {"decoding": decoding, "environments": hashes, "gym": gym, **contents(export, start, validation)}
     written = (decoding, rollouts, output)
-    kept = kept_scores(export, asked, start, validation)
+    kept = kept_scores(export, asked)
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
         return write_results(export, read_table(kept, ROLLOUTS), *written)

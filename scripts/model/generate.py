@@ -74,7 +74,7 @@ class Sampler:
             return len(self.tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
 
         for number, batch in enumerate(self.batches([len(prompt) for prompt in prompts], tokens_of)):
-            if {*batch} <= {*done}:
+            if all(index in done for index in batch):
                 continue
             torch.manual_seed(self.seed + number)
             yield {

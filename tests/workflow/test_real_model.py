@@ -13,7 +13,7 @@ from demo.smollm2 import main as make_model
 from scripts.files import read_json, sha256_file
 from tests.conftest import ROOT, Workflow
 from tests.programs import until
-from tests.workflow.test_tasks import QUESTIONS, TASKS
+from tests.workflow.test_tasks import give_tasks
 from tests.workflow.test_vllm import LACKING, PYTHON
 
 pytestmark = pytest.mark.skipif(
@@ -47,10 +47,7 @@ def trained(tmp_path_factory):
         path.write_text("".join(lines[:60] + lines[-HELD_OUT:]))
     for old, new in EDITS:
         workflow.edit(old, new, "config/recipes/smollm2.yaml")
-    folder = shutil.copytree(TASKS, workflow.root / "tasks")
-    (folder / "questions.jsonl").write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in QUESTIONS))
-    (workflow.root / ".lm-eval").symlink_to(ROOT / ".lm-eval")
-    workflow.environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(workflow.root / "cache")}
+    give_tasks(workflow)
     workflow.configure("smollm2")
     killed = workflow.begin("snakemake")
     until((workflow.results / "rlvr/run/checkpoints/step_2").is_dir, 400, workflow.said)

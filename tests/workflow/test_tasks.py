@@ -25,6 +25,15 @@ TASKS = Path(__file__).with_name("tasks")
 SFT = "results/recorded/sft/benchmarks.json"
 
 
+def give_tasks(workflow: Workflow) -> Path:
+    """Make the tasks' folder in a tree, and let it score them by the lm-eval that is installed here, offline."""
+    (workflow.root / ".lm-eval").symlink_to(ROOT / ".lm-eval")
+    folder = shutil.copytree(TASKS, workflow.root / "tasks")
+    (folder / "questions.jsonl").write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in QUESTIONS))
+    workflow.environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(workflow.root / "cache")}
+    return folder
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A tree of its own with the recorded chain, which nothing trains, and two tasks in a folder."""
@@ -34,10 +43,7 @@ def tree(tmp_path_factory):
     for path in workflow.results.rglob("*"):
         os.utime(path, (0, 0), follow_symlinks=False)
     shutil.copy(RECORDED / "recipe.yaml", workflow.root / "config/recipes/short.yaml")
-    (workflow.root / ".lm-eval").symlink_to(ROOT / ".lm-eval")
-    folder = shutil.copytree(TASKS, workflow.root / "tasks")
-    (folder / "questions.jsonl").write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in QUESTIONS))
-    workflow.environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(workflow.root / "cache")}
+    folder = give_tasks(workflow)
     workflow.edit("max_new_tokens: 12", f"max_new_tokens: 12\n  tasks: [{{task: larger, include_path: {folder}}}]")
     return workflow
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
@@ -95,9 +96,8 @@ def estimate(
     policy = training.policy
     lora, placing, width = policy.lora, policy.dtensor_cfg, 2 if policy.precision == "bfloat16" else 4
     trained = shape.parameters if lora is None else lora.dim * sum(map(sum, shape.linear_layers))
-    frozen = (
-        (6 if width == 2 else 4) if lora is None else NF4 if lora.quantization else width
-    )  # autocast keeps copies in bfloat16
+    whole = 6 if width == 2 else 4  # autocast keeps copies in bfloat16
+    frozen = whole if lora is None else NF4 if lora.quantization else width
     reference = 4 if training.has_reference and lora is None else 0
     held = {
         "weights": (frozen + reference) * shape.parameters + (4 * trained if lora else 0),
@@ -136,6 +136,12 @@ def model_at_hand(stage: Stage) -> tuple[Path | None, Shape | None]:
         return folder, None
 
 
+@lru_cache
+def _longest_row(split: Path, written: int, kind: str, tokenizer: str, chat_template: str | None) -> int:
+    """Return the tokens of a split's longest row, counted once in a process; `written` is the split's mtime."""
+    return token_lengths(split, kind, tokenizer, sys.maxsize, default_workers(), chat_template).longest
+
+
 def longest_sequence(stage: Stage, model: Path) -> tuple[int, bool]:
     """Return the tokens of a stage's longest sequence, and whether they come from its rows: else they are the limit."""
     config, blend = stage.config, stage.recipe.blends[stage.settings.blend]
@@ -143,8 +149,9 @@ def longest_sequence(stage: Stage, model: Path) -> tuple[int, bool]:
     is_longer = blend.pictures or own_environments(stage.recipe, stage.name)  # their tools may add to a prompt
     if is_longer or not (tokenizer.is_file() and stage.train_split.is_file()):
         return config.max_length, False
-    told = str(tokenizer), sys.maxsize, default_workers(), config.chat_template
-    longest = min(token_lengths(stage.train_split, blend.kind, *told).longest, config.longest_row)
+    written = stage.train_split.stat().st_mtime_ns
+    longest = _longest_row(stage.train_split, written, blend.kind, str(tokenizer), config.chat_template)
+    longest = min(longest, config.longest_row)
     return min(longest + (generation.max_new_tokens if generation else 0), config.max_length), True
 
 
