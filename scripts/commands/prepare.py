@@ -19,7 +19,7 @@ from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.slurm.ancient import correct_ancient
 from scripts.slurm.console import Console
-from scripts.slurm.controller_lock import remove_dead_lock
+from scripts.slurm.controller_lock import keep_locks_of_others, remove_dead_lock
 from scripts.slurm.future import let_inputs_pass
 from scripts.slurm.orphans import export_orphans
 from scripts.stage.paths import STORE
@@ -46,6 +46,7 @@ def prepare(console: Console, results: Path, site: Site) -> int:
     call = int(os.environ.setdefault("STAGECOACH_CALL", str(int(time.time()))))
     correct_ancient()
     let_inputs_pass()
+    keep_locks_of_others()
     if console.workflow.is_main_process:
         if (records := Path(".snakemake/metadata")).is_dir():  # Snakemake leaves them to its user and group
             check_readable(records)

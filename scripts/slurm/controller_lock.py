@@ -9,7 +9,10 @@ end the next attempt waits.
 import json
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
+
+from snakemake.persistence.file import FilePersistence
 
 from scripts.processes import is_running, process_start
 
@@ -34,6 +37,29 @@ def remove_dead_lock(directory: Path) -> list[str]:
     mine = [socket.gethostname(), os.getpid(), process_start(os.getpid())]
     (notes / f"{socket.gethostname()}.{os.getpid()}.json").write_text(json.dumps(mine), encoding="utf-8")
     return lines
+
+
+def keep_locks_of_others() -> None:
+    """Let Snakemake remove its own locks alone, and read again where another call's lock goes meanwhile.
+
+    Two calls for different runs hold locks in one folder, which Snakemake removes at the end of the first.
+    """
+    read, remove_all = FilePersistence._read_locks, FilePersistence._delete_locks
+
+    def read_locks(self: FilePersistence) -> list[tuple[str, str]]:
+        while Path(self._lockdir).is_dir():
+            with suppress(FileNotFoundError):
+                return list(read(self))
+        return []
+
+    def delete_locks(self: FilePersistence) -> None:
+        if not self._lockfile:  # of snakemake --unlock
+            remove_all(self)
+        for lock in self._lockfile.values():
+            Path(lock).unlink(missing_ok=True)
+        self._lockfile.clear()
+
+    FilePersistence._read_locks, FilePersistence._delete_locks = read_locks, delete_locks
 
 
 def holders(directory: Path) -> list[str]:

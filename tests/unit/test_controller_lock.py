@@ -6,8 +6,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from snakemake.persistence.file import FilePersistence
 
-from scripts.slurm.controller_lock import remove_dead_lock
+from scripts.slurm.controller_lock import keep_locks_of_others, remove_dead_lock
 
 
 @pytest.fixture
@@ -54,3 +55,18 @@ def test_a_lock_that_may_be_held_on_another_host_stays_and_is_told_of(directory)
 def test_a_lock_that_nobody_noted_stays(directory):
     assert remove_dead_lock(directory) == []
     assert (directory / "locks/0.input.lock").exists()
+
+
+def test_a_call_that_ends_leaves_the_locks_of_another(tmp_path, monkeypatch):
+    for name in ("_read_locks", "_delete_locks"):
+        monkeypatch.setattr(FilePersistence, name, getattr(FilePersistence, name))
+    keep_locks_of_others()
+    first, second, third = (FilePersistence(path=tmp_path) for _ in range(3))
+    for call, output in ((first, "a"), (second, "b")):
+        call._write_locks("output", [output])
+    reading = third._read_locks()
+    first.unlock()
+    assert (sorted(reading), third._read_locks()) == ([("output", "a"), ("output", "b")], [("output", "b")])
+    third._write_locks("output", ["c"])
+    FilePersistence(path=tmp_path).cleanup_locks()
+    assert third._read_locks() == []
