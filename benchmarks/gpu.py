@@ -3,27 +3,31 @@
     python benchmarks/gpu.py --model Qwen/Qwen3-0.6B     (benchmarks/gpu.sh installs what it needs and calls it)
 
 Every setting is the recipe tiny-pretrained with a few changes, in results/gpu-<name>/, through Snakemake to a published
-checkpoint; what a GPU, a number of them or a package is missing for is skipped and said so. `--accelerator cpu` tries
-the script itself where there is no GPU; `--smoke` loads every setting's recipe.
+checkpoint, the most telling first. A setting without its GPUs or package is skipped; when --minutes are over, one that
+trains is ended and the rest is left out. results/gpu.md is the page of results, whole after each setting.
+`--accelerator cpu` tries the script itself where there is no GPU; `--smoke` loads every setting's recipe.
 """
 
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common import ROOT, command_line
+from benchmarks.common import ROOT, command_line, head, row
 from scripts.recipe.load import load_recipe
 
 RECIPE = ROOT / "config/recipes/tiny-pretrained.yaml"
@@ -53,23 +57,24 @@ def by_vllm(name: str, policy: dict[str, Any] = HALF, gpus: int = 1, **generatio
 
 
 SETTINGS = (
-    Setting("all-weights"),
-    Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch"}}),
-    Setting("killed-and-resumed", HALF | LORA, is_killed=True),
     Setting("lora", HALF | LORA),
+    by_vllm("vllm"),
+    Setting("killed-and-resumed", HALF | LORA, is_killed=True),
+    Setting("fsdp2", HALF | SHARDED, gpus=2),
+    Setting("all-weights"),
     Setting("qlora", HALF | NF4, package="bitsandbytes"),
+    by_vllm("vllm-lora", HALF | LORA),
+    Setting("out-of-memory", {"max_total_sequence_length": 1 << 20}, gpus=1, fails_with="reckoned to need"),
+    Setting("skip-padding", HALF | LORA | {"skip_padding": True}),
     Setting("checkpointing", HALF | {"dtensor_cfg": {"activation_checkpointing": True}, "train_micro_batch_size": 1}),
+    by_vllm("fsdp2-vllm", HALF | SHARDED, gpus=2),
+    by_vllm("vllm-sleeping", vllm_cfg={"enable_sleep_mode": True}),
+    Setting("bfloat16", HALF | {"optimizer": {"name": "adamw_torch"}}),
+    Setting("copies", HALF, gpus=2),
+    Setting("fsdp2-lora", HALF | SHARDED | LORA, gpus=2),
     Setting("flash-attention", HALF | {"attn_implementation": "flash_attention_2"}, gpus=1, package="flash_attn"),
     Setting("sampling", HALF, rlvr={"generation": {"top_k": 20, "min_p": 0.05}}),
-    by_vllm("vllm"),
-    by_vllm("vllm-lora", HALF | LORA),
-    by_vllm("vllm-sleeping", vllm_cfg={"enable_sleep_mode": True}),
-    Setting("out-of-memory", {"max_total_sequence_length": 1 << 20}, gpus=1, fails_with="reckoned to need"),
-    Setting("copies", HALF, gpus=2),
-    Setting("fsdp2", HALF | SHARDED, gpus=2),
-    Setting("fsdp2-lora", HALF | SHARDED | LORA, gpus=2),
     Setting("fsdp2-qlora", HALF | SHARDED | NF4, gpus=2, package="bitsandbytes"),
-    by_vllm("fsdp2-vllm", HALF | SHARDED, gpus=2),
     by_vllm("vllm-parallel", gpus=2, vllm_cfg={"tensor_parallel_size": 2}),
 )
 
@@ -103,28 +108,63 @@ def lacking(setting: Setting, gpus: int) -> str | None:
     return None if is_there else f"package {setting.package}"
 
 
-def train(setting: Setting, site: Path, model: str, log: Path) -> str | None:
-    """Train a setting's stages; why it failed, None where it did not."""
+def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -> str | None:
+    """Train a setting's stages in so many seconds; why it failed, None where it did not."""
     results = ROOT / "results" / f"gpu-{setting.name}"
     shutil.rmtree(results, ignore_errors=True)
     recipe = site.with_name(f"{setting.name}.yaml")
     write_recipe(setting, model, recipe)
     config = [f"recipe={recipe}", f"site={site}", f"run={results.name}"]
     command = ["snakemake", "--config", *config, "--", f"results/{results.name}/rlvr/ckpt"]
+    ends = time.monotonic() + seconds
     with log.open("w", encoding="utf-8") as output:
         if setting.is_killed:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
-            while process.poll() is None and not (results / "rlvr/run/checkpoints/step_2").exists():
-                time.sleep(0.1)
-            subprocess.run(["pkill", "-KILL", "--session", str(process.pid)], check=False)
-            process.wait()
-        status = subprocess.run(command, cwd=ROOT, stdout=output, stderr=output, check=False).returncode
+            call(command, output, ends, results / "rlvr/run/checkpoints/step_2")
+        status = call(command, output, ends)
     text = log.read_text(encoding="utf-8")
+    if status is None:
+        return "the time was over"
     if setting.fails_with is not None:
         return None if status and setting.fails_with in text else "did not fail as it should"
     if setting.is_killed and "resumes from step" not in text:
         return "did not resume"
     return f"exit status {status}" if status else None
+
+
+def call(command: list[str], output: TextIO, ends: float, killed_at: Path | None = None) -> int | None:
+    """Return a command's status; None where it was killed, when the time was over or a path was there."""
+    process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+    while process.poll() is None:
+        if time.monotonic() > ends or (killed_at and killed_at.exists()):
+            subprocess.run(["pkill", "-KILL", "--session", str(process.pid)], check=False)
+            process.wait()
+            return None
+        time.sleep(0.1)
+    return process.returncode
+
+
+def seconds_a_step(setting: Setting) -> str:
+    """The last step's seconds of each stage."""
+    logs = [ROOT / f"results/gpu-{setting.name}/{stage}/run/metrics.jsonl" for stage in ("sft", "rlvr")]
+    last = [json.loads(log.read_text().splitlines()[-1])["seconds"] for log in logs if log.is_file()]
+    return ", ".join(f"{each:.2f}" for each in last)
+
+
+class Watch(threading.Thread):
+    """Keeps the most memory that any GPU had in use, as nvidia-smi says."""
+
+    QUERY = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most = 0
+
+    def run(self) -> None:
+        """Ask four times a second."""
+        while shutil.which(self.QUERY[0]):
+            used = subprocess.run(self.QUERY, capture_output=True, text=True, check=False).stdout.split()
+            self.most = max([self.most, *map(int, used)])
+            time.sleep(0.25)
 
 
 def check_recipes(model: str) -> None:
@@ -142,6 +182,7 @@ def main() -> None:
     parser.add_argument("--model", default="Qwen/Qwen3-0.6B", help="a folder or a repository of the hub")
     parser.add_argument("--only", default="", help="settings whose name has this in it")
     parser.add_argument("--accelerator", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--minutes", type=float, default=25)
     parser.add_argument("--logs", type=Path, default=ROOT / "results/gpu-logs")
     arguments = parser.parse_args()
     if arguments.smoke:
@@ -153,24 +194,39 @@ def main() -> None:
     arguments.logs.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     names = [torch.cuda.get_device_name(number) for number in range(gpus)] or ["CPU"]
-    print(f"torch {torch.__version__}, {len(names)} x {names[0]}, {arguments.model}", flush=True)
-    failed = 0
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
+    page = [
+        f"# {len(names)} x {names[0]}",
+        "",
+        f"Python {sys.version.split()[0]}, {versions}; {arguments.model}; {STEPS} steps a stage, SFT and GRPO.",
+        "",
+        head("setting", "result", "seconds", "the last step's seconds: SFT, GRPO", "most MiB in use on a GPU"),
+    ]
+    print("\n".join(page), flush=True)
+    failed, ends, watch = 0, time.monotonic() + 60 * arguments.minutes, Watch()
+    watch.start()
     for setting in SETTINGS:
         if arguments.only not in setting.name:
             continue
+        left, costs = ends - time.monotonic(), ("", "", "")
         if lack := lacking(setting, gpus):
-            print(f"{setting.name:20} skipped: needs {lack}", flush=True)
-            continue
-        site = arguments.logs / "site.yaml"
-        values = {"name": "gpu", "threads": 4 if gpus else 2, "accelerator": arguments.accelerator}
-        values |= {"processes": max(1, setting.gpus)} if gpus else {}
-        values |= {"vllm_python": str(VLLM)} if VLLM.exists() else {}
-        site.write_text(yaml.safe_dump(values), encoding="utf-8")
-        log, started = arguments.logs / f"{setting.name}.log", time.monotonic()
-        why = train(setting, site, arguments.model, log)
-        failed += why is not None
-        print(f"{setting.name:20} {f'FAILED: {why}, see {log}' if why else 'passed'}", end="", flush=True)
-        print(f" ({time.monotonic() - started:.0f} s)", flush=True)
+            result = f"skipped: needs {lack}"
+        elif left < 0:
+            result = f"left out: {arguments.minutes:g} minutes are over"
+        else:
+            site = arguments.logs / "site.yaml"
+            values = {"name": "gpu", "threads": 4 if gpus else 2, "accelerator": arguments.accelerator}
+            values |= {"processes": max(1, setting.gpus)} if gpus else {}
+            values |= {"vllm_python": str(VLLM)} if VLLM.exists() else {}
+            site.write_text(yaml.safe_dump(values), encoding="utf-8")
+            log, watch.most = arguments.logs / f"{setting.name}.log", 0
+            why = train(setting, site, arguments.model, log, left)
+            failed += why is not None
+            result = f"FAILED: {why}, see {log}" if why else "passed"
+            costs = (f"{ends - time.monotonic() - left:.0f}".lstrip("-"), seconds_a_step(setting), watch.most or "")
+        page.append(row(setting.name, result, *costs))
+        print(page[-1], flush=True)
+        arguments.logs.with_name("gpu.md").write_text("\n".join(page) + "\n", encoding="utf-8")
     sys.exit(min(failed, 1))
 
 

@@ -12,6 +12,7 @@ from huggingface_hub.utils import disable_progress_bars
 from scripts.data.hub import TOKEN, brief, status_of
 from scripts.errors import UserError
 from scripts.model.hugging_face import check_model
+from scripts.records import read_if_there
 from scripts.report.card import model_card
 from scripts.report.chain import Link, read_chain
 from scripts.report.verify import verify_export
@@ -72,6 +73,12 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.card and arguments.license:
         raise UserError("--license is for the generated card; write the licence into the file of --card")
     link, card = verified_link(arguments.export, arguments.with_code), arguments.card
-    made = str(model_card(arguments.export, arguments.license)) if card is None else None
-    text = made or card.read_text(encoding="utf-8")
+    text = card.read_text(encoding="utf-8") if card else made_card(link, arguments.license)
     print(push(link, arguments.repository, text, arguments.public))
+
+
+def made_card(link: Link, license_id: str | None) -> str:
+    """Return the card of a stage's export, with the facts that the run's last call had of the recipe."""
+    facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str]) or {}
+    license_id = license_id or facts.get("license")
+    return str(model_card(link.paths.directory / "hf", license_id, facts.get("base_model"), facts.get("attribution")))

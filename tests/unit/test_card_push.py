@@ -148,6 +148,8 @@ def push(hub, chain, tmp_path, monkeypatch):
 
 
 def test_a_push_brings_the_recorded_files_and_the_card_in_one_commit_to_a_private_repository(hub, push, chain):
+    facts = {"license": "apache-2.0", "base_model": "org/base", "attribution": "By Org."}
+    write_json(chain / "settings/card.json", facts)
     done = push("--license", "mit")
     assert done.returncode == 0, done.stdout
     repository, exported = hub.repositories["org/model"], read_json(chain / "rlvr1/hf/record.json")
@@ -157,7 +159,8 @@ def test_a_push_brings_the_recorded_files_and_the_card_in_one_commit_to_a_privat
     assert files.keys() == {*exported["files"], "README.md"} and len(repository.commits) == 2
     for name in exported["files"]:
         assert files[name] == (chain / "rlvr1/hf/model" / name).read_bytes()
-    assert ModelCard(files["README.md"].decode()).data.license == "mit"
+    card = ModelCard(files["README.md"].decode())
+    assert (card.data.license, card.data.base_model) == ("mit", "org/base") and "By Org." in card.text
     assert sha256_file(chain / "rlvr1/hf/model/model.safetensors") in hub.stored  # by git LFS
 
 
