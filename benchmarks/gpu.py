@@ -32,7 +32,7 @@ from scripts.recipe.load import load_recipe
 
 RECIPE = ROOT / "config/recipes/tiny-pretrained.yaml"
 VLLM = ROOT / ".venv-vllm/bin/python"
-STEPS = 4
+STEPS, OVER = 4, "ended: the minutes are over"
 HALF, SHARDED = {"precision": "bfloat16"}, {"dtensor_cfg": {"enabled": True}}
 LORA, NF4 = {"lora": {"dim": 8, "alpha": 16}}, {"lora": {"dim": 8, "alpha": 16, "quantization": "nf4"}}
 
@@ -109,7 +109,7 @@ def lacking(setting: Setting, gpus: int) -> str | None:
 
 
 def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -> str | None:
-    """Train a setting's stages in so many seconds; why it failed, None where it did not."""
+    """Train a setting's stages in so many seconds; why it failed, None where it did not, OVER where time was lacking."""
     results = ROOT / "results" / f"gpu-{setting.name}"
     shutil.rmtree(results, ignore_errors=True)
     recipe = site.with_name(f"{setting.name}.yaml")
@@ -123,7 +123,7 @@ def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -
         status = call(command, output, ends)
     text = log.read_text(encoding="utf-8")
     if status is None:
-        return "the time was over"
+        return OVER
     if setting.fails_with is not None:
         return None if status and setting.fails_with in text else "did not fail as it should"
     if setting.is_killed and "resumes from step" not in text:
@@ -212,7 +212,7 @@ def main() -> None:
         if lack := lacking(setting, gpus):
             result = f"skipped: needs {lack}"
         elif left < 0:
-            result = f"left out: {arguments.minutes:g} minutes are over"
+            result = "left out: the minutes are over"
         else:
             site = arguments.logs / "site.yaml"
             values = {"name": "gpu", "threads": 4 if gpus else 2, "accelerator": arguments.accelerator}
@@ -221,8 +221,8 @@ def main() -> None:
             site.write_text(yaml.safe_dump(values), encoding="utf-8")
             log, watch.most = arguments.logs / f"{setting.name}.log", 0
             why = train(setting, site, arguments.model, log, left)
-            failed += why is not None
-            result = f"FAILED: {why}, see {log}" if why else "passed"
+            failed += why not in {None, OVER}
+            result = "passed" if why is None else why if why == OVER else f"FAILED: {why}, see {log}"
             costs = (f"{ends - time.monotonic() - left:.0f}".lstrip("-"), seconds_a_step(setting), watch.most or "")
         page.append(row(setting.name, result, *costs))
         print(page[-1], flush=True)
