@@ -2,10 +2,10 @@
 
     python benchmarks/demo_real.py --seeds 1 2 3 4 5 > benchmarks/demo_real.md
 
-A seed takes a quarter of an hour on two idle cores. Each held-out score is the share of 96 rows, on questions that no
+A seed takes seven minutes on two idle cores. Each held-out score is the share of 96 rows, on questions that no
 stage is trained on, whose instructions are all obeyed; a change stands with its interval of 95 %. Finished runs
-(results/smollm2-seed<N>) are read, not trained again, and have no times. `--picture docs/demo_real.svg` draws the scores,
-whole and by instruction. `--smoke` reads the finished chain among the tests.
+(results/smollm2-seed<N>) are read, not trained again, and have no times. `--picture docs/demo_real.svg` draws the
+scores, whole and by instruction. `--smoke` reads the finished chain among the tests.
 """
 
 import json

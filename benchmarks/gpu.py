@@ -109,7 +109,7 @@ def lacking(setting: Setting, gpus: int) -> str | None:
 
 
 def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -> str | None:
-    """Train a setting's stages in so many seconds; why it failed, None where it did not, OVER where time was lacking."""
+    """Train a setting's stages in so many seconds; why it failed, None where it did not, OVER for lack of time."""
     results = ROOT / "results" / f"gpu-{setting.name}"
     shutil.rmtree(results, ignore_errors=True)
     recipe = site.with_name(f"{setting.name}.yaml")
