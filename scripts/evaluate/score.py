@@ -40,6 +40,7 @@ from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import STORE
+from scripts.stage.scoring import SAMPLED
 from scripts.stage.tables import ROLLOUTS, read_table
 
 
@@ -189,7 +190,8 @@ def main(
     kept = kept_scores(export, asked)
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
-        return write_results(export, read_table(kept, ROLLOUTS), *written)
+        write_results(export, read_table(kept, ROLLOUTS), *written)
+        return output.with_suffix(SAMPLED).unlink(missing_ok=True)
     by = {"torch": torch.__version__, "transformers": transformers.__version__, "gpus": count_gpus(accelerator) > 0}
     policies = ("export",) if start.suffix == ".parquet" else ("export", "start")
     keys = [sha256_text(canonical_json([asked, by, policy])) for policy in policies]

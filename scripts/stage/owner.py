@@ -127,25 +127,26 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
 
 
 def _take(owner_file: Path, token: str) -> bool:
+    guard = owner_file.with_name(f".{owner_file.name}.takeover")
     if _link(owner_file, token):
+        if not is_alive(guard):  # killed while it took over
+            guard.unlink(missing_ok=True)
         return True
     if is_alive(owner_file):
         return False
     # Only the process that creates the guard may remove a dead owner's file. A guard older than a minute is a leftover.
-    guard = owner_file.with_name(f".{owner_file.name}.takeover")
-    try:
-        guard.touch(exist_ok=False)
-    except FileExistsError:
+    if not _link(guard, token):
         with suppress(FileNotFoundError):
             if abs(time.time() - guard.stat().st_mtime) > 60:
                 guard.unlink(missing_ok=True)
         return False
-    displaced, silence = None, math.inf
+    displaced, silence = read_owner(owner_file), math.inf
     try:
-        if not is_alive(owner_file):
+        if displaced is not None and not is_alive(owner_file):
             with suppress(FileNotFoundError):
-                displaced, silence = read_owner(owner_file), _silence(owner_file)
-            owner_file.unlink(missing_ok=True)
+                silence = _silence(owner_file)
+            if read_owner(owner_file) == displaced:  # a living owner may have ended, and another have come
+                owner_file.unlink(missing_ok=True)
         taken = _link(owner_file, token)
     finally:
         guard.unlink(missing_ok=True)

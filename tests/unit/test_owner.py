@@ -104,6 +104,37 @@ def test_of_many_that_take_over_a_dead_one_at_a_time_holds(tmp_path):
     assert [run.exitcode for run in runs] == [0] * 6
 
 
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_who_was_killed_while_it_took_over_leaves_nothing(tmp_path, left, is_taken_over):
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left(pid=process.pid)
+    (tmp_path / "owner.json").rename(guard := tmp_path / ".owner.json.takeover")
+    if is_taken_over:
+        left(pid=process.pid)
+        os.utime(guard, (time.time() - 61,) * 2)
+    with hold(tmp_path / "owner.json", timeout=5):
+        assert read_owner(tmp_path / "owner.json")["pid"] == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_that_comes_while_a_dead_ones_place_is_taken_is_not_displaced(tmp_path, left, monkeypatch):
+    path, asked = tmp_path / "owner.json", []
+
+    def one_ends_and_another_comes(file: Path, *_: object) -> bool:
+        asked.append(file)
+        if len(asked) == 2:  # asked again, beside the guard
+            left(token="another")
+        return False
+
+    process = subprocess.Popen(["true"])
+    process.wait()
+    left(pid=process.pid)
+    monkeypatch.setattr(owner_module, "is_alive", one_ends_and_another_comes)
+    assert not owner_module._take(path, "mine")
+    assert read_owner(path)["token"].startswith("another") and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize(("gone", "alive"), [(True, False), (False, True), (None, True)])
 def test_of_another_slurm_job_slurm_tells_whether_it_has_ended_and_else_the_heartbeat(
     tmp_path, monkeypatch, left, gone, alive

@@ -193,6 +193,9 @@ def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(co
     (copied.results / "sft/eval.json").unlink()  # which an undisturbed chain of this commit scores in the store
     copied.snakemake("results/short/sft/eval.json")
     targets = ("results/again/sft/eval.json", "results/again/sft/ckpt/record.json")
+    sampled = copied.root / "results/again/sft/eval.sampled.jsonl"  # of a scoring killed when its scores were stored
+    sampled.parent.mkdir(parents=True)
+    sampled.touch()
     output = copied.snakemake(*targets, "--printshellcmds", "--config", "run=again")
     assert "--publish-only 1" in output, "though its data were made in the same call"
     again = copied.root / "results/again"
@@ -200,7 +203,7 @@ def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(co
     assert ours == theirs
     for link in ("ckpt/weights", "hf/model"):
         assert (again / "sft" / link).resolve() == (copied.results / "sft" / link).resolve()
-    assert "from an earlier call" in (again / "sft/logs/evaluate.log").read_text()
+    assert "from an earlier call" in (again / "sft/logs/evaluate.log").read_text() and not sampled.exists()
     assert (again / "sft/eval.json").read_bytes() == (copied.results / "sft/eval.json").read_bytes()
     shutil.rmtree(copied.results / "rlvr1/run/checkpoints/step_3")
     results = copied.untrained("rlvr1")
