@@ -51,6 +51,9 @@ MENDED = {
     "light 5.11": "mended in a77bc45f",
     "light 5.2": "mended in a77bc45f",
     "light 5.9": "mended in a77bc45f",
+    "sweep 20.1": "mended in e8056351",
+    "tools 20.1": "mended in e8056351",
+    "twins 12.1": "mended in 5e8159c7",
 }
 COLUMNS = ("commit", "kind", "chain", "program", "moment", "signal", "target", "lost", "fault", "user")
 
