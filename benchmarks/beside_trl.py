@@ -8,10 +8,10 @@ order, settings and checkpoints. Seconds of a step count from the end of the fir
 what a program takes beyond its steps. Memory is the largest sum, at one moment, of the proportional set sizes of all
 its processes, in a run of its own. `--smoke` trains two steps by TRL alone.
 
-    python benchmarks/beside_trl.py --model smollm2 --rows rows --processes 1 --output benchmarks/beside_trl_real.md
+    python benchmarks/beside_trl.py --model build/smollm2/model --rows build/smollm2/rows --processes 1 --times 2
 
 A real model, with LoRA in bfloat16 on both sides and `policy.skip_padding` on Stagecoach's; rows has sft.jsonl (prompt,
-completion) and grpo.jsonl, and the pairs of DPO are made of the former. CPU-seconds count where others use the machine.
+completion) and rlvr.jsonl, and the pairs of DPO are made of the former. CPU-seconds count where others use the machine.
 """
 
 import json
@@ -128,9 +128,9 @@ def real_recipe(model: Path, rows: Path, place: Path) -> str:
     recipe["source"] = {"kind": "folder", "path": str(place / "rows")}
     for name, blend in recipe["blends"].items():
         del blend["rows"], blend["environments"]
-        blend["file"] = f"{name}.jsonl"
-    recipe["blends"]["sft"]["environment"] = "instruction_following_simple_agent"
-    recipe["blends"]["grpo"]["environments"] = ["instruction_following_simple_agent"]
+        blend["file"] = "rlvr.jsonl" if name == "grpo" else f"{name}.jsonl"
+    for name in ("sft", "grpo"):
+        recipe["blends"][name]["environment"] = "instruction_following_simple_agent"
     settings = {"precision": "bfloat16", "skip_padding": True, "train_micro_batch_size": MICRO}
     for stage in recipe["stages"].values():
         stage["policy"] |= settings | {"lora": {"dim": RANK, "alpha": ALPHA}}
