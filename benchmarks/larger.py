@@ -1,14 +1,16 @@
 """What larger models take by the chain of qwen3-gsm8k: hours and memory on this machine, a GPU of 24 GB, eight of 80.
 
-    python benchmarks/larger.py --output benchmarks/larger.md    (ten minutes on two idle cores)
+    python benchmarks/larger.py --output benchmarks/larger.md    (five minutes on two idle cores)
 
-A layer's cost is measured here: models of one and of three layers, as wide as Qwen3's, train adapters in bfloat16 and
+A layer's cost is measured here: models of one and of five layers, as wide as Qwen3's, train adapters in bfloat16 and
 decode, all steps with TOKENS tokens or ROWS rows; the difference counts for each further layer, the rest for embedding
 and output layer. The same sum stands beside all 30 layers of SmolLM2's shape, measured. Hours of GPUs are reckoned and
-not measured: at UTILISATION of the peak, 6 operations a parameter and token with adapters and activations computed
-anew, 8 with all weights; to decode a token reads all weights at half the bandwidth. Memory is that of docs/memory.md.
+not measured, by what the chips can do at best: at UTILISATION of the peak, 6 operations a parameter and token with
+adapters and activations computed anew, 8 with all weights; a decoded token reads all weights at half the bandwidth.
+Memory is that of docs/memory.md at LONGEST tokens; mean rows have ROW tokens, prompts PROMPT and answers ANSWER.
 """
 
+import re
 import statistics
 import sys
 import tempfile
@@ -37,7 +39,7 @@ LONGEST, ROW, PROMPT, ANSWER = (
     100,
     200,
 )  # tokens: the longest sequence; a mean row, prompt and answer of GSM8K
-TOKENS, ROWS, TIMES = 512, 32, 3
+TOKENS, ROWS, TIMES = 512, 32, 5
 UTILISATION = 0.3
 
 
@@ -149,10 +151,10 @@ def costs(config: PreTrainedConfig, layers: int) -> tuple[float, float]:
 
 
 def whole(config: PreTrainedConfig) -> tuple[float, float]:
-    """Reckon the costs of all layers from those of one and of three."""
-    one, three = costs(config, 1), costs(config, 3)
-    further = (config.num_hidden_layers - 1) / 2
-    return tuple(first + (third - first) * further for first, third in zip(one, three, strict=True))
+    """Reckon the costs of all layers from those of one and of five."""
+    one, five = costs(config, 1), costs(config, 5)
+    further = (config.num_hidden_layers - 1) / 4
+    return tuple(first + (fifth - first) * further for first, fifth in zip(one, five, strict=True))
 
 
 def stages_on(machine: Machine) -> Any:
@@ -203,7 +205,11 @@ def main() -> None:
     text = [
         "# Larger models by the same chain",
         "",
-        f"{__doc__.partition('A layer')[1]}{__doc__.partition('A layer')[2].strip()}",
+        re.sub(
+            r"\b[A-Z]{3,}\b",
+            lambda found: str(globals().get(found[0], found[0])),
+            "A layer" + __doc__.partition("A layer")[2].strip(),
+        ),
         "",
         head("model", "machine", "GB of a process", "s an SFT step", "s a GRPO step: rollouts + update", "hours"),
         *lines,
