@@ -46,7 +46,7 @@ def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
     ours |= dict(leaves(stage.add))
     ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
     ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
-    ours |= {"checkpointing.keep_top_k": kept_checkpoints(stage.checkpointing)}
+    ours |= kept_checkpoints(stage.checkpointing)
     if stage.cluster.generation_nodes:
         ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
     if stage.cluster.judge_nodes and release.keys.judge_nodes:

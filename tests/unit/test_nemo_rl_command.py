@@ -104,6 +104,7 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
         "grpo.max_num_steps=50",
         "checkpointing.save_period=10",
         "checkpointing.keep_top_k=3",
+        "checkpointing.metric_name=null",
     ):
         assert told.count(override) == 1, override
     keys = [override.split("=", 1)[0] for override in told]
@@ -111,8 +112,17 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
 
 
 def test_all_checkpoints_are_kept_by_a_number_since_null_is_refused():
-    assert kept_checkpoints(Checkpointing(save_period=1)) == 1_000_000
-    assert kept_checkpoints(Checkpointing(save_period=2, keep_last_k=1, keep_steps=[4])) == 1_000_000
+    everything = {"checkpointing.keep_top_k": 1_000_000}
+    assert kept_checkpoints(Checkpointing(save_period=1)) == everything
+    assert kept_checkpoints(Checkpointing(save_period=2, keep_last_k=1, keep_steps=[4])) == everything
+
+
+def test_the_newest_are_kept_by_step_and_the_best_by_the_configs_metric():
+    assert kept_checkpoints(Checkpointing(keep_last_k=2)) == {
+        "checkpointing.keep_top_k": 2,
+        "checkpointing.metric_name": None,
+    }
+    assert kept_checkpoints(Checkpointing(keep_last_k=1, keep_top_k=2)) == {"checkpointing.keep_top_k": 3}
 
 
 def test_the_image_directory_is_told_where_asked_for():

@@ -112,11 +112,15 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
     return nodes
 
 
-def kept_checkpoints(checkpointing: Checkpointing) -> int:
-    """Return NeMo-RL's keep_top_k, which always spares the newest; v0.7.0 refuses null for all."""
+def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
+    """Return NeMo-RL's keys of the checkpoints to keep, best first, and by step without a metric.
+
+    The newest is always spared; v0.7.0 refuses null for all.
+    """
     if checkpointing.keep_last_k is None or checkpointing.keep_steps:
-        return KEEP_ALL
-    return checkpointing.keep_last_k + checkpointing.keep_top_k
+        return {"checkpointing.keep_top_k": KEEP_ALL}
+    kept = {"checkpointing.keep_top_k": checkpointing.keep_last_k + checkpointing.keep_top_k}
+    return kept if checkpointing.keep_top_k else kept | {"checkpointing.metric_name": None}
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def _steps(launch: Launch) -> dict[str, Any]:
         f"{algorithm}.max_num_steps": launch.max_num_steps,
         "checkpointing.enabled": True,
         "checkpointing.save_period": checkpointing.save_period,
-        "checkpointing.keep_top_k": kept_checkpoints(checkpointing),
+        **kept_checkpoints(checkpointing),
     }
     if launch.seed is not None:
         steps[f"{algorithm}.seed"] = launch.seed
