@@ -2,6 +2,7 @@
 from importlib.util import find_spec
 
 from scripts.backends.protocol import backend_of
+from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
 from scripts.slurm.site_check import check_executor, check_site
@@ -17,6 +18,10 @@ def stages_to_train():
 
 def needed_packages():
     """What this Python must have beside the controller's requirements, each with what needs it."""
+    if CONFIG.alerts and (CONFIG.alerts.urls or CONFIG.alerts.urls_from):
+        yield "apprise", "alerts in config/config.yaml"
+    if workflow.deployment_settings.deployment_method:
+        return
     if CONFIG.tracking:
         yield "wandb", "tracking in config/config.yaml"
     for name in sorted(stages_to_train()):
@@ -28,19 +33,19 @@ def needed_packages():
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
-    if not workflow.deployment_settings.deployment_method:
-        for package, needed_by in needed_packages():
-            if find_spec(package) is None:
-                raise UserError(
-                    f"{needed_by} needs {package}: python -m pip install 'stagecoach-workflow[{package}]' "
-                    f"(in a clone: python -m pip install --requirement envs/{package}.txt)"
-                )
+    for package, needed_by in needed_packages():
+        if find_spec(package) is None:
+            raise UserError(
+                f"{needed_by} needs {package}: python -m pip install 'stagecoach-workflow[{package}]' "
+                f"(in a clone: python -m pip install --requirement envs/{package}.txt)"
+            )
     if SITE.slurm is not None:
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
         check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
         check_budget(PROJECT, stages_to_train())
+    ALERTS.start()
 
 
 def plan_of_dry_run():
@@ -53,4 +58,6 @@ def where_the_report_is():
     return f"The report is {RESULTS}/report.html" if Path(f"{RESULTS}/report.html").exists() else None
 
 
+ALERTS = Messenger(CONFIG.alerts, workflow, Path(RESULTS), CALL)
+CONSOLE.on_job = ALERTS.on_job
 CONSOLE.before_jobs, CONSOLE.plan, CONSOLE.at_end = check_before_submitting, plan_of_dry_run, where_the_report_is

@@ -32,6 +32,10 @@ class CutOffError(UserError):
     """An interruption from outside (a kill, a lost node); the next attempt may succeed."""
 
 
+class StalledError(CutOffError):
+    """A training that made no new step for too long and was ended; the next attempt may succeed."""
+
+
 class ExhaustedError(CutOffError):
     """The data ended before the planned step; the next attempt aims at a reachable step."""
 

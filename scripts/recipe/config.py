@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
-from scripts.recipe.strict import Name, Strict, matching
+from scripts.recipe.strict import Name, Strict, Text, matching
 
 
 class Tracking(Strict):
@@ -14,6 +14,14 @@ class Tracking(Strict):
     project: matching(r"^[\w.-]{1,128}$")
     entity: matching(r"^[\w.-]{1,128}$") | None = None
     """Team or user; none: the account's own."""
+
+
+class Alerts(Strict):
+    """Tell a person that a stage ends, stalls, fails or is stopped by its gate, or that Snakemake ends or dies."""
+
+    urls: list[Text] = Field([], description="Apprise URLs without a credential, such as ntfy://ntfy.sh/topic.")
+    urls_from: list[matching(r"^[A-Za-z_]\w*$")] = Field([], description="Environment variables with Apprise URLs.")
+    command: list[Text] = Field([], description="Program and arguments; the message is its standard input.")
 
 
 class Config(Strict):
@@ -37,6 +45,7 @@ class Config(Strict):
     """Train although the plan exceeds the site's budget_gpu_hours."""
     tracking: Tracking | None = None
     """Log published stages to W&B; none: nothing is logged."""
+    alerts: Alerts | None = Field(None, description="Whom to tell; none: nobody.")
 
     compare: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
         [],

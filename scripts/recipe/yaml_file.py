@@ -97,7 +97,7 @@ class YamlFile:
         lines = [
             f"{self.key(*location)}: holds {kind}, not shown here; "
             "settings are copied into records, logs and command lines: take it out, put it into the environment "
-            "(HF_TOKEN, WANDB_API_KEY, a judge's api_key_variable), and make a new one where others could read this"
+            "(HF_TOKEN, alerts.urls_from, a judge's api_key_variable), and make a new one where others could read this"
             for location, kind in find_credentials(self.data)
         ]
         if lines:

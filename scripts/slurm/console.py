@@ -31,7 +31,7 @@ class Console(logging.Filter):
     def __init__(self, workflow: Any) -> None:
         super().__init__()
         self.workflow, self.messages = workflow, Messages(workflow)
-        self.before_jobs = self.plan = self.on_failure = self.on_term = self.at_end = lambda *_: None
+        self.before_jobs = self.plan = self.on_failure = self.on_job = self.on_term = self.at_end = lambda *_: None
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
@@ -52,6 +52,8 @@ class Console(logging.Filter):
         elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
             self.before_jobs()
             end_beside_locks(self.on_term)
+        elif event == LogEvent.JOB_FINISHED and self.workflow.is_main_process:
+            self.on_job(record.job_id, True, None)
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
             logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
         elif event is None and self._is_short and isinstance(record.msg, str):
@@ -75,7 +77,9 @@ class Console(logging.Filter):
     def _tell_failure(self, record: logging.LogRecord) -> None:
         job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
         scheduler = self.workflow.scheduler
-        if line := self.on_failure(job, bool(scheduler.failed) and not scheduler.keepgoing):
+        line = self.on_failure(job, bool(scheduler.failed) and not scheduler.keepgoing)
+        self.on_job(record.jobid, False, line)
+        if line:
             _replace(record, line)
             record.levelno, record.levelname = logging.WARNING, "WARNING"
 

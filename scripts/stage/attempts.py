@@ -49,7 +49,7 @@ def end_attempt(run: Path, step: int, outcome: str) -> None:
     """Note an attempt's outcome and the step of its newest checkpoint.
 
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
-    lost (a node), failed, or waited (trained nothing, for another job does).
+    lost (a node), stalled (no new step for too long), failed, or waited (trained nothing, for another job does).
     """
     _append(run, "end", step, outcome=outcome)
 

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from scripts.backends.protocol import Allocation, TrainingJob, backend_of
 from scripts.backends.stop import StopRequest
-from scripts.errors import CutOffError, ExhaustedError, UserError
+from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
@@ -129,8 +129,8 @@ def _attempt(
     except ExhaustedError as error:
         outcome = "exhausted"
         stop.ask(str(error))
-    except CutOffError:
-        outcome = "lost"
+    except CutOffError as error:
+        outcome = "stalled" if isinstance(error, StalledError) else "lost"
         raise
     finally:
         reached = newest_checkpoint(run, aim.step, content=False)

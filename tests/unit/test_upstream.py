@@ -97,4 +97,6 @@ def test_every_shipped_recipe_fits_its_release(name):
             config, ours = load_upstream(checkout / stage.config), stated(stage, release_of(recipe.release))
             keys |= {key for key, value in ours.items() if value_of(config, key) != value}
         own = {"super3-b200": {judge}, "super3-1.7b": {"grpo.max_num_steps"}}
-        assert keys == {"checkpointing.keep_top_k", "checkpointing.metric_name", "grpo.val_period"} | own.get(name, set())
+        assert keys == {"checkpointing.keep_top_k", "checkpointing.metric_name", "grpo.val_period"} | own.get(
+            name, set()
+        )

@@ -19,7 +19,7 @@ from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Allocation, TrainingJob
-from scripts.errors import CutOffError, ExhaustedError, UserError
+from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite, Site
@@ -192,4 +192,4 @@ def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log:
         note_standstill(job, newest, watch.last_step, is_end)
     if is_end:
         return ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")
-    return CutOffError(f"{watch.stalled}, at step {newest.step if newest else 0}; see {log}")
+    return StalledError(f"{watch.stalled}, at step {newest.step if newest else 0}; see {log}")
