@@ -67,7 +67,7 @@ def check_executor(path: str, site: Site, executor: str) -> None:
         raise
     except UserError as error:
         use = here if site.slurm else f"{path} trains on this machine: leave out --profile slurm"
-        raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
+        raise UserError(f"this machine has no Slurm; call snakemake on a login node ({use}): {error}") from None
     if site.slurm is None:
         raise UserError(
             f"{path} has no slurm section, but --profile slurm needs a partition: set site in config/config.yaml to "

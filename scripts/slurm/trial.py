@@ -50,11 +50,11 @@ def try_jobs(jobs: Iterable[Any], settings: Any) -> list[Trial]:
 
     `settings` are the Slurm plugin's; None: nothing is set on Snakemake's command line.
     """
-    asked: dict[tuple[str, ...], dict[str, None]] = {}
+    asked: dict[tuple[str, ...], set[str]] = {}
     for job in jobs:
         name = job.wildcards.stage if job.rule.name == "train" else job.rule.name
-        asked.setdefault(trial_command(job, settings), {})[name] = None
-    return [_answer(", ".join(names), command) for command, names in asked.items()]
+        asked.setdefault(trial_command(job, settings), set()).add(name)
+    return [_answer(", ".join(sorted(names)), command) for command, names in asked.items()]
 
 
 def trial_command(job: Any, settings: Any) -> tuple[str, ...]:
@@ -84,9 +84,9 @@ def _ask(command: tuple[str, ...]) -> tuple[str, str]:
     """Return sbatch's message on a trial and the estimated start, empty for a refusal."""
     try:
         said = run_client(command, os.environ).stderr  # the environment of submissions, SBATCH_ variables included
-    except SlurmUnreachableError:
-        raise
     except UserError as error:
+        if isinstance(error, SlurmUnreachableError) or "Could not establish a configuration source" in str(error):
+            raise
         return str(error).removeprefix(f"{' '.join(command)}: "), ""
     found = START.search(said)
     return said, found[1] if found else "unknown"

@@ -130,7 +130,7 @@ def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakem
         ({"max_nodes": 1}, "stage rlvr1 asks for 2 nodes, but can get 1 at most"),
         ({"budget_gpu_hours": 1}, "--config over_budget=true"),
         ({"arguments": {"licenses": "matlab"}}, "rlvr1: Slurm refuses it: allocation failure: Invalid license"),
-        ({"light": {"mem_mb": "1T"}}, "fill, check, export: Slurm refuses it: "),
+        ({"light": {"mem_mb": "1T"}}, "check, evaluate, export, fill: Slurm refuses it: "),
     ],
 )
 def test_what_the_cluster_has_not_is_refused_before_anything_is_submitted(slurm, tmp_path, slurm_settings, said):
