@@ -19,8 +19,6 @@ rule source:
     log:
         f"{RESULTS}/logs/source.log",
     threads: 1 if SYNTHESIZED else 2
-    resources:
-        **LIGHT,
     params:
         recipe=CONFIG.recipe,
         directory=subpath(output.record, parent=True),

@@ -16,8 +16,6 @@ rule pretrained:
         f"{RESULTS}/logs/model.log",
     conda:
         "../envs/trl.yaml"
-    resources:
-        **LIGHT,
     params:
         **WHERE,
         name=CONFIG.model or "",

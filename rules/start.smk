@@ -1,5 +1,6 @@
 # What is refused before the first job, and what is shown of the jobs.
 from importlib.util import find_spec
+from shutil import which
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.alerts import Messenger
@@ -43,14 +44,32 @@ def check_before_submitting():
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
-        check_site(CONFIG.site, SITE.slurm, {stage: resources_of(stage) for stage in STAGES})
+        check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES})
         check_budget(PROJECT, stages_to_train())
+        if refused := [str(trial) for trial in trials() if trial.is_refused]:
+            raise UserError("\n  ".join([f"nothing is submitted; mend {CONFIG.site}, or the recipe's resources:", *refused]))
     ALERTS.start()
+
+
+def trials():
+    """Slurm's answers to the jobs that this call of Snakemake would submit; other jobs ask for no time."""
+    from scripts.slurm.trial import try_jobs  # the plugin is for Slurm alone
+
+    jobs = workflow.dag.needrun_jobs(exclude_finished=False)
+    settings = None if workflow.dryrun else workflow.executor_settings
+    return try_jobs([job for job in jobs if job.resources.get("runtime")], settings)
 
 
 def plan_of_dry_run():
     """What a dry run says at its end."""
-    return dry_run_text(PROJECT, stages_to_train())
+    plan = dry_run_text(PROJECT, stages_to_train())
+    if SITE.slurm is None or which("sbatch") is None:
+        return plan
+    try:
+        answers = sorted(map(str, trials()))
+    except UserError as error:
+        answers = [f"Slurm tells no start: {error}"]
+    return "\n".join([plan, *answers])
 
 
 def where_the_report_is():

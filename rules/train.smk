@@ -79,8 +79,8 @@ def of_training(name):
     """A resource function: what a training job asks for under this name."""
 
     def value(wildcards):
-        resources, waits = resources_of(wildcards.stage), waits_for(wildcards) > 0
-        return training_resources(SITE, resources, publishes_only(wildcards) == 1, waits).get(name, "")
+        site, resources = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage)
+        return training_resources(site, resources, publishes_only(wildcards) == 1, waits_for(wildcards) > 0)[name]
 
     return value
 
@@ -130,6 +130,11 @@ rule train:
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 
+def of_converting(name):
+    """A resource function: what a conversion asks for under this name."""
+    return lambda wildcards: one_node_resources(SITE.for_stage(wildcards.stage))[name]
+
+
 # One whole node: the backend's converter runs on its GPUs, or needs all its memory.
 rule convert:
     input:
@@ -142,7 +147,7 @@ rule convert:
     wildcard_constraints:
         stage=one_of(CONVERTED),
     resources:
-        **one_node_resources(SITE),
+        **{name: of_converting(name) for name in TRAINING},
     params:
         **WHERE,
         converter_log=f"{RESULTS}/{{stage}}/logs/converter.log",

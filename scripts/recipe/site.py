@@ -3,19 +3,57 @@
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from scripts.recipe.stage_settings import Resources, StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, matching
+from scripts.recipe.strict import Memory, Name, Strict, invalid, matching
 
 Word = matching(r"^[\w][\w.+-]*$")
 Words = matching(r"^[\w][\w.,+-]*$")
+Gres = matching(r"^\w[\w.:,+-]*$")
 Constraint = matching(r"^[\w\[(][\w.,+\-&|*()\[\]]*$")
 Mount = matching(r"^/[^:,\s]*:/[^:,\s]*(:(ro|rw))?$")
 Variable = matching(r"^[A-Za-z_][A-Za-z0-9_]*$")
 FolderPath = matching(r"^/[^\s:,]*$")
 GYM_PYTHON = ".venv-gym/bin/python"
 Port = Annotated[int, Field(ge=1024, le=65535)]
+TAKEN = {
+    "has a key of its own beside arguments": "account constraint partition qos",
+    "is slurm.reservation": "reservation",
+    "is slurm.exclusive": "exclusive oversubscribe",
+    "is slurm.requeue": "no-requeue requeue",
+    "is slurm.gres": "gpus gpus-per-node gpus-per-socket gpus-per-task gres",
+    "is mem_mb": "mem mem-per-cpu mem-per-gpu",
+    "is runtime, in minutes": "time",
+    "follows from nodes, gpus_per_node and threads": "cores-per-socket cpus-per-gpu cpus-per-task extra-node-info nodes"
+    " ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket sockets-per-node tres-per-task",
+    "is Stagecoach's, to find a job and its log": "chdir error export export-file input job-name output"
+    " parsable workdir",
+    "would start a stage's trainings side by side": "array",
+    "names clusters that Stagecoach does not ask about jobs": "clusters",
+    "ends a training that stops by itself before its time limit (slurm.margin)": "signal",
+    "submits no job, another one, or waits for its end": "help test-only usage version wait wrap",
+}
+"""sbatch's options that Stagecoach or Snakemake's plugin sets, by the reason."""
+
+
+def _is_free(option: str) -> str:
+    """Refuse an option of TAKEN; sbatch takes the beginning of an option's name for the option."""
+    for reason, options in TAKEN.items():
+        for taken in options.split():
+            if taken.startswith(option):
+                raise invalid(f"sbatch's --{taken} {reason}")
+    return option
+
+
+def _is_line(value: object) -> object:
+    if not isinstance(value, bool | int | str) or not str(value).isprintable():
+        raise invalid("an option of sbatch has a line of text, a number, true or false")
+    return value
+
+
+Option = Annotated[matching(r"^[a-z][a-z0-9-]+$"), AfterValidator(_is_free)]
+Value = Annotated[bool | int | str, BeforeValidator(_is_line)]
 
 
 class Ports(Strict):
@@ -29,37 +67,43 @@ class Ports(Strict):
     """Port of the head, for the nodes and the driver."""
 
 
-class LightJobs(Strict):
-    """Resources of jobs without training: data, exports, evaluations, publishing."""
+class Submission(Strict):
+    """The way of jobs into Slurm's queue, in sbatch's words."""
 
+    account: Word | None = None
     partition: Words | None = None
-    """None: the partition of training."""
+    """A partition, or a comma list."""
+    constraint: Constraint | None = None
+    qos: Word | None = None
+    arguments: dict[Option, Value] = Field({})
+    """More options of sbatch by their long names, such as comment or exclude; true: without a value, false: none."""
+
+
+class LightJobs(Submission):
+    """Jobs without training: data, exports, evaluations, publishing. None: as training, but for arguments."""
+
     cpus: PositiveInt = 2
-    mem_mb: PositiveInt = 4000
+    mem_mb: Annotated[Memory, Field(gt=0)] = 4000
+    """Memory, in MB or as 64G."""
     runtime: PositiveInt = 60
     """Minutes."""
 
 
-class StageResources(Strict):
-    """A stage's resources on this site, over its recipe's."""
+class StageResources(Submission):
+    """A stage's resources on this site, over its recipe's and the site's; arguments are joined with the site's."""
 
     nodes: PositiveInt | None = None
     runtime: PositiveInt | None = None
     """Minutes of an allocation."""
-    mem_mb: PositiveInt | None = None
-    """Memory of a node."""
+    mem_mb: Memory | None = None
+    """Memory of a node, in MB or as 64G; 0: all of a whole node's, else the partition's."""
     step_seconds: PositiveFloat | None = None
     """Expected seconds of a step here."""
 
 
-class Slurm(Strict):
-    """Submission of jobs to this cluster."""
+class Slurm(Submission):
+    """Submission of trainings to this cluster, and of other jobs by `light`."""
 
-    account: Word | None = None
-    partition: Words | None = None
-    """Partition (or comma list) of training; none: the default one."""
-    constraint: Constraint | None = None
-    qos: Word | None = None
     reservation: Word | None = None
     max_nodes: PositiveInt | None = None
     """Most nodes of a job; none: by sinfo."""
@@ -67,6 +111,8 @@ class Slurm(Strict):
     """Longest time limit in minutes; a stage's is cut to it."""
     gpus_per_node: NonNegativeInt = 8
     """Every node of a training gives all its GPUs."""
+    gres: Gres | None = None
+    """GRES of a node, such as gpu:h100:4 or gpu:8,nic:2, or none to ask for none; not said: gpu:<gpus_per_node>."""
     cpus_per_node: PositiveInt | None = None
     """CPUs of a node for NeMo-RL's Ray; none: the launcher's number."""
     exclusive: bool = True
@@ -85,6 +131,20 @@ class Slurm(Strict):
     light: LightJobs = LightJobs()
     budget_gpu_hours: PositiveFloat | None = None
     """Refuse a plan that needs more."""
+
+    @model_validator(mode="after")
+    def _gres_has_the_gpus(self) -> "Slurm":
+        asked = [gres.split(":") for gres in (self.gres or "").split(",") if gres.split(":")[0] == "gpu"]
+        gpus = sum(int(count) if count.isdecimal() else 1 for *_, count in asked)
+        if asked and gpus != self.gpus_per_node:
+            raise invalid(f"gres asks for {gpus} GPUs of a node, but gpus_per_node is {self.gpus_per_node}")
+        return self
+
+    @property
+    def node_gres(self) -> str:
+        """Return the GRES that jobs and job steps ask of a node; empty for none."""
+        gpus = f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "none"
+        return (self.gres or gpus).removeprefix("none")
 
 
 class NemoRlSite(Strict):
@@ -154,9 +214,17 @@ class Site(Strict):
         gpus = self.slurm.gpus_per_node if self.slurm and self.accelerator != "cpu" else 1
         return self.processes or max(gpus, 1)
 
+    def for_stage(self, name: str) -> "Site":
+        """Return the site with a stage's account, partition, constraint, QOS and arguments over the cluster's."""
+        if self.slurm is None or name not in self.stages:
+            return self
+        own = self.stages[name].model_dump(include={*Submission.model_fields}, exclude_none=True)
+        own["arguments"] = self.slurm.arguments | own["arguments"]
+        return self.model_copy(update={"slurm": self.slurm.model_copy(update=own)})
+
     def resources_of(self, name: str, stage: StageSettings) -> Resources:
         """Return a stage's resources here: the site's over the recipe's, within the cluster's time limit."""
-        own = self.stages.get(name, StageResources()).model_dump(exclude_none=True)
+        own = self.stages.get(name, StageResources()).model_dump(include={*Resources.model_fields}, exclude_none=True)
         if self.slurm is not None and self.slurm.max_runtime is not None:
             own["runtime"] = min(own.get("runtime", stage.resources.runtime), self.slurm.max_runtime)
         return stage.resources.model_copy(update=own)

@@ -13,7 +13,7 @@ from scripts.installed import backend_names
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.source import Share
-from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.strict import Memory, Name, Strict, invalid
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -53,7 +53,8 @@ class Resources(Strict):
     nodes: PositiveInt = 1
     runtime: PositiveInt = 60
     """Minutes of an allocation."""
-    mem_mb: NonNegativeInt = Field(4000, description="Memory of a node; 0: the partition's.")
+    mem_mb: Memory = 4000
+    """Memory of a node, in MB or as 64G; 0: all of a whole node's, else the partition's."""
     step_seconds: PositiveFloat | None = None
     """Expected seconds of a step until measured; none: all steps fit an allocation."""
 

@@ -1,12 +1,13 @@
 """The base of all typed models: unknown keys are refused with the nearest known key."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -18,6 +19,17 @@ def matching(pattern: str) -> Any:
 NAME = r"^[a-z0-9][a-z0-9_.-]*$"
 Name = matching(NAME)
 Text = Annotated[str, StringConstraints(min_length=1)]
+MEMORY = re.compile(r"(\d+)([MGT])")
+
+
+def _megabytes(value: object) -> object:
+    """Convert Slurm's memory, such as 64G, to MB, of 1024 KB each."""
+    size = MEMORY.fullmatch(value) if isinstance(value, str) else None
+    return int(size[1]) * 1024 ** "MGT".index(size[2]) if size else value
+
+
+Memory = Annotated[NonNegativeInt, BeforeValidator(_megabytes, json_schema_input_type=int | str)]
+
 
 WORDS = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
 ELSEWHERE = {theirs: ours for ours, words in WORDS.items() for theirs in words}

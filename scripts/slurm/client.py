@@ -1,10 +1,11 @@
 """Questions and orders to Slurm: jobs with nodes and time limits, requeueing, steps within a job's allocation."""
 
 import os
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +18,7 @@ ENDED_STATES = {
 ENDED_BY_SLURM = {"NODE_FAIL", "PREEMPTED", "TIMEOUT", "BOOT_FAIL", "DEADLINE", "REVOKED"}
 RETRY_SECONDS = 600.0
 Answer = TypeVar("Answer")
+NOISE = re.compile(r".*(resolve_ctls_from_dns_srv|fetch_config|_establish_config_source|Try \".* --help\").*")
 NO_CONTROLLER = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 
 
@@ -136,19 +138,28 @@ def hostnames(node_list: str) -> tuple[str, ...]:
 
 def ask(*command: str) -> str:
     """Return a Slurm command's output; UserError with its message, SlurmUnreachableError without a controller."""
+    return run_client(command, client_environment()).stdout
+
+
+def run_client(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a Slurm command in an environment to its end; errors as of `ask`."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=60, env=client_environment()
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
     except FileNotFoundError:
         raise UserError(f"{command[0]}: not found; Slurm's client programs must be in PATH") from None
     except subprocess.TimeoutExpired:
         raise SlurmUnreachableError(f"{' '.join(command)}: no answer within a minute") from None
     if done.returncode != 0:
-        message = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
+        message = in_one_line(done.stderr) or f"exit status {done.returncode}"
         kind = SlurmUnreachableError if any(words in message for words in NO_CONTROLLER) else UserError
         raise kind(f"{' '.join(command)}: {message}")
-    return done.stdout
+    return done
+
+
+def in_one_line(errors: str) -> str:
+    """Return a Slurm command's messages in a line, without the program's name and lookups of its configuration."""
+    lines = [re.sub(r"^\w+: ((error|fatal): )?", "", line.strip()) for line in errors.splitlines()]
+    return "; ".join(line for line in lines if line and not NOISE.fullmatch(line))
 
 
 def client_environment() -> dict[str, str]:
@@ -158,17 +169,18 @@ def client_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(own)}
 
 
-def step_command(job: Job, nodes: tuple[str, ...], gpus_per_node: int, output: str) -> list[str]:
+def step_command(job: Job, nodes: tuple[str, ...], gres: str, output: str) -> list[str]:
     """Return srun's command line, without the program, for a task on each node beside the job's other steps.
 
-    `output` is the pattern of its log files; %N in it stands for the node. When one task fails, all are ended.
+    `gres` is asked of each node. `output` is the pattern of the log files; %N in it stands for the node. When one task
+    fails, all are ended.
     """
     count = str(len(nodes))
     return [
         *("srun", "--overlap", "--cpu-bind=none", "--mem=0", "--kill-on-bad-exit=1"),
         *(f"--jobid={job.id}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
         *(f"--nodelist={','.join(nodes)}", f"--cpus-per-task={job.cpus_per_node}"),
-        *([f"--gres=gpu:{gpus_per_node}"] if gpus_per_node else []),
+        *([f"--gres={gres}"] if gres else []),
         *(f"--output={output}", "--open-mode=append"),
     ]
 

@@ -19,7 +19,7 @@ from scripts.slurm.mistakes import Messages
 SNAKEMAKE = "snakemake.logging"
 RESOURCES = (
     *("nodes", "runtime", "tasks", "gres", "cpus_per_task", "mem_mb", "slurm_partition", "slurm_account", "qos"),
-    *("constraint", "slurm_extra"),
+    *("constraint", "slurm_extra", "sbatch_arguments"),
 )
 FILES_SHOWN = 3
 REPEATED = ("Reasons:\n", "Some jobs were triggered by provenance", "Rules with provenance triggered jobs")
@@ -56,6 +56,8 @@ class Console(logging.Filter):
             self.on_job(record.job_id, True, None)
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
             logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
+        elif event is None and str(record.msg).startswith("No job memory information"):
+            return False  # --mem=0 is said, or nothing on purpose
         elif event is None and self._is_short and isinstance(record.msg, str):
             if record.msg.startswith(REPEATED):
                 return False

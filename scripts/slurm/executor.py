@@ -7,6 +7,7 @@ is shown, and Slurm's log only without a program's log. The job's script starts 
 """
 
 import asyncio
+import re
 import shlex
 import sys
 import threading
@@ -25,12 +26,14 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.slurm.client import ENDED_STATES, ask, show
+from scripts.slurm.client import ENDED_STATES, ask, in_one_line, show
 from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
 from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
+from scripts.slurm.resources import ARGUMENTS
 
 # What sbatch says when surely nothing was submitted.
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
+REFUSAL = re.compile(r"SLURM sbatch failed\. The error message was '(.*?)'\.\n", re.DOTALL)
 SUBMISSION_RETRY_SECONDS = 1800.0
 RETRY_EVERY_SECONDS = 10.0
 LOOK_EVERY_SECONDS = 1.0
@@ -139,7 +142,8 @@ class Executor(plugin.Executor):
         if any(words in msg for words in UNREACHED) and self._controller_answers():
             self.run_job(job_info.job)
         else:
-            super()._report_job_error_threadsafe(job_info, msg)
+            said = REFUSAL.match(msg)
+            super()._report_job_error_threadsafe(job_info, f"sbatch: {in_one_line(said[1])}" if said else msg)
 
     def _controller_answers(self) -> bool:
         """Wait until Slurm's controller answers; False after half an hour, or when Snakemake ends."""
@@ -151,8 +155,9 @@ class Executor(plugin.Executor):
         return False
 
     def get_account_arg(self, job: JobExecutorInterface) -> Iterator[str]:
-        """Return the site's account; never guess."""
-        return super().get_account_arg(job) if job.resources.get("slurm_account") else iter([""])
+        """Return the site's account, never guessed, and the site's arguments, which follow the plugin's comment."""
+        accounts = super().get_account_arg(job) if job.resources.get("slurm_account") else [""]
+        return (f"{account} {job.resources.get(ARGUMENTS) or ''}" for account in accounts)
 
 
 def use_executor(results: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 from scripts.files import write_json
 
 FOLDER = Path(".snakemake/stagecoach/slurm")
-FORMAT = "%i|%T|%k|%r|%D|%N|%V|%S|%e"
+FORMAT = "%i|%T|%r|%D|%N|%V|%S|%e|%k"
 SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
 WRITING = threading.Lock()
@@ -24,17 +24,17 @@ WRITING = threading.Lock()
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job: times local in ISO format, `reason` of waiting or failure, `results` the run's folder."""
+    """A job: times local in ISO format, `reason` of waiting or failure, `comment` by us, `results` the run's folder."""
 
     id: str
     state: str
-    comment: str
     reason: str
     node_count: int
     nodes: str
     submitted: str
     start: str
     end: str
+    comment: str
     results: str
 
     @property
@@ -55,9 +55,9 @@ def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
     """Parse squeue's output in FORMAT into jobs by id."""
     records = {}
     for line in text.splitlines():
-        fields = line.split("|")
+        fields = line.split("|", FORMAT.count("|"))
         if len(fields) == FORMAT.count("|") + 1:
-            fields[4:5] = [int(fields[4]) if fields[4].isdecimal() else 0]
+            fields[3:4] = [int(fields[3]) if fields[3].isdecimal() else 0]
             records[fields[0]] = JobRecord(*fields, results=results)
     return records
 
@@ -72,9 +72,14 @@ def read_call(name: str) -> dict[str, JobRecord]:
 
 
 def write_call(name: str, records: dict[str, JobRecord], is_answer: bool = True) -> None:
-    """Write jobs of a call of Snakemake; the file's time stands for the last answer of Slurm."""
+    """Write jobs of a call of Snakemake; the file's time stands for the last answer of Slurm.
+
+    Comments stay as noted at the submission: the site's argument `comment` may stand in Slurm's place.
+    """
     with WRITING:  # submissions are noted in another thread than answers
         path, known = FOLDER / f"{name}.json", read_call(name)
+        if is_answer:
+            records = {key: replace(job, comment=known.get(key, job).comment) for key, job in records.items()}
         heard = time.time() if is_answer or not known else path.stat().st_mtime
         write_json(path, [asdict(record) for record in (known | records).values()])
         os.utime(path, times=(heard, heard))
@@ -82,7 +87,7 @@ def write_call(name: str, records: dict[str, JobRecord], is_answer: bool = True)
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     """Note a job's submission, before the first question to Slurm."""
-    record = JobRecord(job_id, "PENDING", comment, "Submitted", 0, "", _now(), "", "", results)
+    record = JobRecord(job_id, "PENDING", "Submitted", 0, "", _now(), "", "", comment, results)
     write_call(name, {job_id: record}, is_answer=False)
 
 

@@ -1,63 +1,75 @@
-"""Resources of jobs, in the names of the Slurm plugin; keys that the site leaves out are left out."""
+"""Resources of jobs, in the names of the Slurm plugin; None: nothing is asked for under the name."""
+
+import shlex
+from collections.abc import Mapping
 
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Resources
 
 PUBLISHING_MINUTES = 5
+ARGUMENTS = "sbatch_arguments"
+"""The resource with options of sbatch that the plugin cannot say, quoted for a shell."""
 
 
 def training_resources(
     site: Site, resources: Resources, publishes_only: bool = False, waits: bool = False
-) -> dict[str, int | str]:
+) -> dict[str, int | str | None]:
     """Return a training job's resources; a light job's when it `publishes_only`, perhaps after a wait."""
     slurm = site.slurm
-    if publishes_only:
-        light = light_resources(site)
-        patience = resources.runtime if waits else light.get("runtime", PUBLISHING_MINUTES)
-        here = {"nodes": 1, "mem_mb": resources.mem_mb}
-        return {"gres": "", "slurm_extra": "", "constraint": "", "tasks": 1, **here, **light, "runtime": patience}
     if slurm is None:
         return resources.model_dump(include={"nodes", "runtime", "mem_mb"})
     extra = ["--exclusive"] if slurm.exclusive else []
     extra += [f"--reservation={slurm.reservation}"] if slurm.reservation else []
-    return {
-        **_common(site),
-        **_named(slurm_partition=slurm.partition, constraint=slurm.constraint),
+    arguments = {"gres": slurm.node_gres or False} if slurm.gres else {}
+    arguments |= {"mem": "0"} if slurm.exclusive and not resources.mem_mb else {}
+    gres = None if slurm.gres else slurm.node_gres
+    full = {
+        "slurm_account": slurm.account,
+        "slurm_partition": slurm.partition,
+        "constraint": slurm.constraint,
+        "qos": slurm.qos,
         "nodes": resources.nodes,
         "runtime": resources.runtime,
         "mem_mb": resources.mem_mb,
-        "tasks": 0 if slurm.gpus_per_node else resources.nodes,
-        "gres": f"gpu:{slurm.gpus_per_node}" if slurm.gpus_per_node else "",
+        "tasks": 0 if gres else resources.nodes,
+        "gres": gres or None,
         "cpus_per_task": -1 if slurm.exclusive else site.threads * site.processes_on_node,
-        "slurm_extra": " ".join(extra),
+        "slurm_extra": " ".join(extra) or None,
+        ARGUMENTS: quoted(slurm.arguments | arguments),
     }
+    if not publishes_only:
+        return full
+    light = light_resources(site)
+    return dict.fromkeys(full) | light | {"tasks": 1} | ({"runtime": resources.runtime} if waits else {})
 
 
-def one_node_resources(site: Site) -> dict[str, int | str]:
+def one_node_resources(site: Site) -> dict[str, int | str | None]:
     """Return the resources of a job on a whole training node for a light job's time."""
     minutes = site.slurm.light.runtime if site.slurm else PUBLISHING_MINUTES
     return training_resources(site, Resources(nodes=1, runtime=minutes, mem_mb=0))
 
 
-def light_resources(site: Site) -> dict[str, int | str]:
+def light_resources(site: Site) -> dict[str, int | str | None]:
     """Return the resources of a light job."""
     slurm = site.slurm
     if slurm is None:
         return {}
-    own = slurm.light.partition
+    light = slurm.light
     return {
-        **_common(site),
-        **_named(slurm_partition=own or slurm.partition, constraint=None if own else slurm.constraint),
+        "slurm_account": light.account or slurm.account,
+        "slurm_partition": light.partition or slurm.partition,
+        "constraint": light.constraint or (None if light.partition else slurm.constraint),
+        "qos": light.qos or slurm.qos,
         "nodes": 1,
-        "runtime": slurm.light.runtime,
-        "mem_mb": slurm.light.mem_mb,
-        "cpus_per_task": slurm.light.cpus,
+        "runtime": light.runtime,
+        "mem_mb": light.mem_mb,
+        "cpus_per_task": light.cpus,
+        ARGUMENTS: quoted(light.arguments),
     }
 
 
-def _common(site: Site) -> dict[str, str]:
-    return _named(slurm_account=site.slurm.account, qos=site.slurm.qos)
-
-
-def _named(**values: str | None) -> dict[str, str]:
-    return {name: value for name, value in values.items() if value is not None}
+def quoted(arguments: Mapping[str, bool | int | str]) -> str | None:
+    """Return options of sbatch as words of a shell; None without options."""
+    stated = {name: value for name, value in arguments.items() if value is not False}
+    words = [f"--{name}" if value is True else f"--{name}={value}" for name, value in stated.items()]
+    return shlex.join(words) or None

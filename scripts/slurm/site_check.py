@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from scripts.errors import UserError
-from scripts.recipe.site import Site, Slurm
+from scripts.recipe.site import Site, StageResources
 from scripts.recipe.stage_settings import Resources
 from scripts.recipe.strict import nearest
 from scripts.slurm.client import SlurmUnreachableError, ask
@@ -67,7 +67,7 @@ def check_executor(path: str, site: Site, executor: str) -> None:
         raise
     except UserError as error:
         use = here if site.slurm else f"{path} trains on this machine: leave out --profile slurm"
-        raise UserError(f"this machine has no Slurm; call it on a login node ({use}): {error}") from None
+        raise UserError(f"this machine has no Slurm; call snakemake on a login node ({use}): {error}") from None
     if site.slurm is None:
         raise UserError(
             f"{path} has no slurm section, but --profile slurm needs a partition: set site in config/config.yaml to "
@@ -75,20 +75,23 @@ def check_executor(path: str, site: Site, executor: str) -> None:
         )
 
 
-def check_site(path: str, slurm: Slurm, stages: dict[str, Resources]) -> None:
+def check_site(path: str, site: Site, stages: dict[str, Resources]) -> None:
     """UserError listing everything that the cluster lacks or forbids."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
-    if problems := list(_problems(slurm, stages, groups)):
+    found = (problem for name, resources in stages.items() for problem in _problems(site, name, resources, groups))
+    if problems := list(dict.fromkeys(found)):
         lines = "\n  ".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"the site asks for more than the cluster has:\n  {lines}")
 
 
-def _problems(slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup]) -> Iterator[str]:
+def _problems(site: Site, stage: str, resources: Resources, groups: list[NodeGroup]) -> Iterator[str]:
+    slurm, own = site.for_stage(stage).slurm, site.stages.get(stage, StageResources())
+    at = {key: f"stages.{stage}.{key}" if getattr(own, key) else f"slurm.{key}" for key in ("partition", "constraint")}
     names, ours = {group.partition for group in groups}, (slurm.partition or "").split(",")
-    asked = {"partition": ours, "light.partition": (slurm.light.partition or "").split(",")}
+    asked = {at["partition"]: ours, "slurm.light.partition": (slurm.light.partition or "").split(",")}
     unknown = [(key, name) for key, wanted in asked.items() for name in wanted if name and name not in names]
     if unknown:
-        yield from (f"slurm.{key}: no partition is named {name}{nearest(name, names)}" for key, name in unknown)
+        yield from (f"{key}: no partition is named {name}{nearest(name, names)}" for key, name in unknown)
         return
     nodes = [group for group in groups if (group.partition in ours if slurm.partition else group.is_default)]
     if not nodes:
@@ -96,26 +99,26 @@ def _problems(slurm: Slurm, stages: dict[str, Resources], groups: list[NodeGroup
         return
     partition = nodes[0].partition
     if not any(group.is_up for group in nodes):
-        yield f"slurm.partition: {slurm.partition or partition} is down"
+        yield f"{at['partition']}: {slurm.partition or partition} is down"
     if slurm.constraint and re.fullmatch(r"[\w.+-]+", slurm.constraint):
         features = set().union(*(group.features for group in nodes)) - {"(null)"}
         nodes = [group for group in nodes if slurm.constraint in group.features]
         if not nodes:
-            yield f"slurm.constraint: no node has {slurm.constraint}{nearest(slurm.constraint, features)}"
+            yield f"{at['constraint']}: no node has {slurm.constraint}{nearest(slurm.constraint, features)}"
             return
     gpus = " or ".join(map(str, sorted({group.gpus for group in nodes})))
-    nodes = [group for group in nodes if group.gpus == slurm.gpus_per_node or not slurm.gpus_per_node]
+    asks_gpus = slurm.gpus_per_node and slurm.gres is None  # sbatch alone understands another GRES
+    nodes = [group for group in nodes if not asks_gpus or group.gpus == slurm.gpus_per_node]
     if not nodes:
         yield f"slurm.gpus_per_node is {slurm.gpus_per_node}, but the nodes of {partition} have {gpus}"
         return
     count = sum(group.nodes for group in nodes)
     most = min(count, slurm.max_nodes or count)
     limit = max(math.inf if group.limit is None else group.limit for group in nodes)
-    for stage, resources in stages.items():
-        if resources.nodes > most:
-            yield f"stage {stage} asks for {resources.nodes} nodes, but can get {most} at most"
-        if resources.runtime > limit:
-            yield (
-                f"stage {stage} asks for {resources.runtime} minutes, but {limit:.0f} is the longest allowed; "
-                f"set slurm.max_runtime: {limit:.0f}, and it goes on over several allocations"
-            )
+    if resources.nodes > most:
+        yield f"stage {stage} asks for {resources.nodes} nodes, but can get {most} at most"
+    if resources.runtime > limit:
+        yield (
+            f"stage {stage} asks for {resources.runtime} minutes, but {limit:.0f} is the longest allowed; "
+            f"set slurm.max_runtime: {limit:.0f}, and it goes on over several allocations"
+        )

@@ -29,7 +29,7 @@ IN_USE = ("idle", "mix", "alloc", "comp", "plnd")
 class Cluster:
     """The cluster of a directory. As a context it is up inside, and goes down however this process ends.
 
-    `image` is the environment that its containers' image has, with `pyxis`.
+    `image` is the environment that its containers' image has, with `pyxis`. GPUs are of type h100 beside two nic when `typed`.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Cluster:
         *,
         hosts: int = 3,
         gpus: int = 8,
+        typed: bool = False,
         pyxis: bool = False,
         image: dict[str, str] | None = None,
         requeue: bool = True,
@@ -48,7 +49,7 @@ class Cluster:
     ) -> None:
         self.directory = Path(directory).resolve()
         self.hosts = [f"node{number}" for number in range(1, hosts + 1)]
-        self.gpus = gpus
+        self.gpus, self.typed = gpus, typed
         self.pyxis = pyxis
         self.image = image or {}
         self.options = {
@@ -105,7 +106,8 @@ class Cluster:
         if reason := reason_missing():
             raise ClusterError(reason)
         self.down()
-        files.write(self.directory, self.hosts, self.gpus, self.image if self.pyxis else None, self.options)
+        image = self.image if self.pyxis else None
+        files.write(self.directory, self.hosts, self.gpus, image, self.options, typed=self.typed)
         gateway = f"{self.addresses['machine']}/24"
         ready = ("ip", "-oneline", "address", "show", "up", "dev", self.link)
         munge = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

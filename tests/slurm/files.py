@@ -17,10 +17,12 @@ PLUGIN = Path(__file__).with_name("pyxis.c")
 LONGEST = 64  # with it slurmstepd's sockets still have names
 
 
-def write(directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | None, options: dict[str, Any]) -> None:
+def write(
+    directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | None, options: dict[str, Any], typed: bool
+) -> None:
     """Empty the directory and fill it; what slurmstepd loads for containers, if wanted, is compiled here.
 
-    `image` is what their image has in its environment; None: there are no containers.
+    `image` is what their image has in its environment; None: there are no containers. `typed` GPUs are h100 beside nics.
     """
     own = directory / "cluster"  # what lies beside it may be removed
     if len(os.fsencode(directory)) > LONGEST:
@@ -42,7 +44,8 @@ def write(directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | 
     devices = [directory / f"gpu/nvidia{number}" for number in range(gpus)]
     for device in devices:
         device.symlink_to("/dev/null")
-    (directory / "etc/gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
+    kind, others = (" Type=h100", "Name=nic Count=2\n") if typed else ("", "")
+    (directory / "etc/gres.conf").write_text("".join(f"Name=gpu{kind} File={device}\n" for device in devices) + others)
     (directory / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     if image is not None:
         plugin = directory / "pyxis.so"
@@ -60,7 +63,7 @@ def write(directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | 
             machine=machine,
             gateway=gateway,
             port=_free_port(choice),
-            gres=f" Gres=gpu:{gpus}" if gpus else "",
+            gres=f" Gres={f'gpu:h100:{gpus},nic:2' if typed else f'gpu:{gpus}'}" if gpus else "",
             nodes="\n".join(f"NodeName={host} NodeAddr={address}" for host, address in places.items()),
         )
     )

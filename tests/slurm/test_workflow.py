@@ -6,14 +6,21 @@ import re
 import pytest
 import yaml
 
+from scripts.slurm.jobs import latest_jobs
 from scripts.stage.attempts import read_attempts
 from tests.conftest import Workflow
 
 SITE = {
     "name": "test",
     "threads": 1,
-    "slurm": {"partition": "batch", "margin": 15, "object_store_mb": 100, "light": {"cpus": 1, "mem_mb": 2000}},
-    "stages": {"rlvr1": {"nodes": 2}},
+    "slurm": {
+        "partition": "batch",
+        "margin": 15,
+        "object_store_mb": 100,
+        "arguments": {"comment": '{"IdleReaper": {"minutes": "60"}}'},
+        "light": {"cpus": 1, "mem_mb": "2G"},
+    },
+    "stages": {"rlvr1": {"nodes": 2, "arguments": {"exclude": "node1"}}},
 }
 QUICK = ("--seconds-between-status-checks", "2", "--slurm-init-seconds-before-status-checks", "2")
 
@@ -46,6 +53,17 @@ def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, s
     assert {host: slurm.processes(host) for host in slurm.hosts} == {host: [] for host in slurm.hosts}
 
 
+def test_the_sites_comment_and_a_stages_excluded_nodes_are_slurms_and_the_stages_stay_known(
+    trained, slurm, monkeypatch
+):
+    monkeypatch.chdir(trained.root)
+    comment, job = (
+        SITE["slurm"]["arguments"]["comment"],
+        latest_jobs(trained.results.relative_to(trained.root))["rlvr1"].job,
+    )
+    assert f"{job.id}|{comment}|node[2-3]" in slurm.run("squeue", "--states=all", "--noheader", "--format=%i|%k|%N")
+
+
 def test_decisions_are_taken_beside_snakemake_and_the_rest_is_submitted(trained):
     submitted = set(re.findall(r"^ *rule (\w+):", trained.output, re.MULTILINE))
     assert submitted == {"fill", "check", "train", "export", "evaluate"}
@@ -68,14 +86,15 @@ def test_a_dry_run_shows_what_a_stage_would_ask_for_by_the_profiles_name_too(tra
         (trained.root / "away").rename(training)
     train = re.search(r"rule train: (.+\n(?:    .+)+)", output)[1]
     assert train.startswith("stage=rlvr1; Forced execution\n    resources: ")
-    for asked in ("nodes=2", "gres=gpu:8", "runtime=60", "slurm_extra=--exclusive"):
+    for asked in ("nodes=2", "gres=gpu:8", "runtime=60", "slurm_extra=--exclusive", "--exclude=node1"):
         assert asked in train
+    assert re.search(r"(?m)^rlvr1: would start at 20\S+, submitted now$", output)
 
 
 def test_publishing_again_takes_a_light_job(trained):
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "--force", "results/short/rlvr1/ckpt")
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
-    assert "nodes=1," in train and "gres=," in train
+    assert "nodes=1," in train and "gres" not in train
     assert json.loads((trained.results / "rlvr1/ckpt/record.json").read_text())["step"] == 3
     assert len(read_attempts(trained.results / "rlvr1/run")) == 1
 
@@ -85,7 +104,7 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     target = "results/again/rlvr1/ckpt"
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, target, "--config", "run=again")
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
-    assert "nodes=1," in train and "gres=," in train
+    assert "nodes=1," in train and "gres" not in train
     (attempt,) = read_attempts(trained.root / "results/again/rlvr1/run")
     assert attempt["nodes"] == 2
 
@@ -110,6 +129,8 @@ def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakem
         ({"gpus_per_node": 4}, "slurm.gpus_per_node is 4, but the nodes of batch have 8"),
         ({"max_nodes": 1}, "stage rlvr1 asks for 2 nodes, but can get 1 at most"),
         ({"budget_gpu_hours": 1}, "--config over_budget=true"),
+        ({"arguments": {"licenses": "matlab"}}, "rlvr1: Slurm refuses it: allocation failure: Invalid license"),
+        ({"light": {"mem_mb": "1T"}}, "check, evaluate, export, fill: Slurm refuses it: "),
     ],
 )
 def test_what_the_cluster_has_not_is_refused_before_anything_is_submitted(slurm, tmp_path, slurm_settings, said):

@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.slurm import executor as executor_module
-from scripts.slurm.client import SlurmUnreachableError
+from scripts.slurm.client import SlurmUnreachableError, in_one_line
 from scripts.slurm.executor import Executor, use_executor
 from scripts.slurm.jobs import stage_jobs
 from scripts.slurm.marks import make_mark, write_mark
@@ -176,8 +176,25 @@ def test_a_submission_that_did_not_reach_the_controller_is_made_again_when_it_an
     failed = job(None)
     executor._report_job_error_threadsafe(failed, AWAY)
     assert submitted == [failed.job] and executor.reported == []
-    executor._report_job_error_threadsafe(failed, "sbatch: error: invalid partition specified")
-    assert len(submitted) == 1 and "invalid partition" in executor.reported[0][1]
+    said = "sbatch: error: we want a project\nsbatch: error: Batch job submission failed: Unspecified error"
+    call = f"SLURM sbatch failed. The error message was '{said}'.\n    sbatch call:\n        sbatch --parsable\n"
+    executor._report_job_error_threadsafe(failed, call)
+    in_a_line = "sbatch: we want a project; Batch job submission failed: Unspecified error"
+    assert len(submitted) == 1 and executor.reported[0][1] == in_a_line
+
+
+def test_a_machine_without_a_slurm_configuration_says_so_in_a_line():
+    said = """\
+sbatch: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host
+sbatch: error: fetch_config: DNS SRV lookup failed
+sbatch: error: _establish_config_source: failed to fetch config
+sbatch: fatal: Could not establish a configuration source
+"""
+    assert in_one_line(said) == "Could not establish a configuration source"
+    assert (
+        in_one_line("sbatch: unrecognized option '--x'\nTry \"sbatch --help\" for more information\n")
+        == "unrecognized option '--x'"
+    )
 
 
 def test_nothing_is_submitted_once_snakemake_ends(executor, monkeypatch):

@@ -125,7 +125,7 @@ class Tree:
         """What Slurm said of a stage's job, so many seconds ago."""
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - ago - 60))
         comment = f"rule_train_wildcards_{stage}"
-        record = JobRecord(job, state, comment, reason, 2, "node[1-2]", at, at, end, str(self.results))
+        record = JobRecord(job, state, reason, 2, "node[1-2]", at, at, end, comment, str(self.results))
         write_call("call", {job: record})
         heard = time.time() - ago
         os.utime(FOLDER / "call.json", (heard, heard))
@@ -424,7 +424,7 @@ def test_a_mistake_in_the_config_names_its_line(tmp_path):
 def test_a_query_that_changes_nothing_makes_the_known_state_new(tree, monkeypatch):
     tree.job("rlvr1", "PENDING", ago=4000)
     old = latest_jobs(tree.results)["rlvr1"]
-    fields = [old.job.id, "PENDING", old.job.comment, "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A"]
+    fields = [old.job.id, "PENDING", "Priority", "2", "node[1-2]", *[old.job.submitted] * 2, "N/A", old.job.comment]
     monkeypatch.setattr("scripts.slurm.executor.ask", lambda *command: "|".join(fields) + "\n")
     assert job_states("call", str(tree.results)) == {"17": "PENDING"}
     new = latest_jobs(tree.results)["rlvr1"]

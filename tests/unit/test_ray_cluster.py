@@ -66,9 +66,9 @@ def test_nested_steps_inherit_nothing_of_the_step_around_them(monkeypatch):
 
 
 def test_a_step_takes_one_task_with_all_gpus_of_each_node_beside_other_steps():
-    command = step_command(JOB, JOB.nodes, 8, "/logs/ray-%N.log")
+    command = step_command(JOB, JOB.nodes, "gpu:8", "/logs/ray-%N.log")
     assert {"--overlap", "--nodes=2", "--ntasks=2", "--gres=gpu:8", "--nodelist=node1,node2"} <= set(command)
-    assert not any(word.startswith("--gres") for word in step_command(JOB, JOB.nodes, 0, "x"))
+    assert not any(word.startswith("--gres") for word in step_command(JOB, JOB.nodes, "", "x"))
 
 
 def test_a_job_is_read_from_what_scontrol_says(monkeypatch):

@@ -105,7 +105,7 @@ def resolved(tmp_path: Path, **changes: object) -> dict[str, dict[str, object]]:
 def test_what_changes_no_weight_is_not_in_the_resolved_config(tmp_path):
     before = resolved(tmp_path)["rlvr1"]
     for harmless in (
-        {"resources": {"nodes": 4, "runtime": 5, "mem_mb": 9}},
+        {"resources": {"nodes": 4, "runtime": 5, "mem_mb": "9G"}},
         {"checkpointing": {"save_period": 3}},
         {"gate": [{"metric": "max_kl", "max": 1}]},
     ):

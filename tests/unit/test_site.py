@@ -1,9 +1,14 @@
 """A site's file: what it may say, what jobs ask for by it, and what of it a cluster refuses."""
 
+import inspect
 import re
+import shlex
 
 import pytest
 import yaml
+from pydantic import ValidationError
+from snakemake_executor_plugin_slurm import submit_string, utils
+from snakemake_executor_plugin_slurm.validation import get_forbidden_slurm_options
 
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
@@ -31,7 +36,7 @@ def sinfo(monkeypatch):
 
 def refusal(resources: Resources | None = None, **slurm: object) -> str:
     with pytest.raises(UserError) as error:
-        check_site("my.yaml", site(**slurm).slurm, {"rlvr1": resources or Resources()})
+        check_site("my.yaml", site(**slurm), {"rlvr1": resources or Resources()})
     return str(error.value)
 
 
@@ -53,6 +58,77 @@ def test_the_shipped_sites_are_valid_and_so_is_the_clusters_with_every_key_uncom
         full.slurm.account and full.slurm.network and full.slurm.budget_gpu_hours and full.mounts and full.environment
     )
     assert full.stages["rlvr1"].nodes == 2
+
+
+@cases("site.arguments", "arguments", "said")
+def test_arguments_that_others_set_or_that_are_no_words_of_sbatch_are_refused_with_the_reason(
+    tmp_path, arguments, said
+):
+    for place in ({"slurm": {"arguments": arguments}}, {"stages": {"sft": {"arguments": arguments}}}):
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump({"name": "x", "threads": 1} | place))
+        with pytest.raises(UserError, match=r"site.yaml:\d+: (slurm|stages.sft)\.arguments") as error:
+            load_site(tmp_path / "site.yaml", RECIPE)
+        assert said in str(error.value)
+
+
+def test_every_option_that_the_plugin_sets_is_refused_but_for_the_comment():
+    known = " ".join([*get_forbidden_slurm_options(), inspect.getsource(submit_string), inspect.getsource(utils)])
+    named = {*re.findall(r"--([a-z-]+\w)", known)} - {"comment", "exclude"}
+    assert {"job-name", "ntasks-per-gpu", "gpus", "qos", "requeue", "reservation"} <= named
+    for option in named:
+        with pytest.raises(ValidationError, match=f"sbatch's --{option} "):
+            site(arguments={option: "x"})
+
+
+def test_a_stage_has_its_own_way_into_the_queue_over_the_sites_and_light_jobs_have_theirs():
+    here = Site.model_validate(
+        {
+            "name": "x",
+            "threads": 1,
+            "slurm": {
+                "account": "a",
+                "qos": "q",
+                "arguments": {"comment": "it's $HOME", "exclude": "n1", "contiguous": True},
+                "light": {"account": "cpu", "arguments": {"nice": 5}},
+            },
+            "stages": {"rlvr1": {"partition": "big", "qos": "long", "arguments": {"exclude": False, "segment": 16}}},
+        }
+    )
+    own, other = (training_resources(here.for_stage(name), Resources()) for name in ("rlvr1", "sft"))
+    assert [own[f"slurm_{key}"] for key in ("account", "partition")] + [own["qos"]] == ["a", "big", "long"]
+    assert shlex.split(own["sbatch_arguments"]) == ["--comment=it's $HOME", "--contiguous", "--segment=16"]
+    assert (other["slurm_partition"], other["qos"]) == (None, "q") and "--exclude=n1" in other["sbatch_arguments"]
+    light = light_resources(here)
+    assert (light["slurm_account"], light["qos"], light["sbatch_arguments"]) == ("cpu", "q", "--nice=5")
+
+
+@pytest.mark.parametrize(
+    ("gres", "asked", "step"),
+    [
+        (None, ("gpu:4", 0, None), "gpu:4"),
+        ("gpu:h100-sxm:4", (None, 2, "--gres=gpu:h100-sxm:4"), "gpu:h100-sxm:4"),
+        ("gpu:4,nic:2", (None, 2, "--gres=gpu:4,nic:2"), "gpu:4,nic:2"),
+        ("none", (None, 2, None), ""),
+    ],
+)
+def test_gres_is_asked_for_typed_several_or_not_at_all(gres, asked, step):
+    where = site(gpus_per_node=4, gres=gres)
+    resources = training_resources(where, Resources(nodes=2))
+    assert tuple(resources[key] for key in ("gres", "tasks", "sbatch_arguments")) == asked
+    assert where.slurm.node_gres == step
+    with pytest.raises(ValidationError, match="gres asks for 4 GPUs of a node, but gpus_per_node is 8"):
+        site(gres="gpu:h100:4")
+
+
+def test_memory_has_a_unit_wherever_it_is_said_and_0_is_all_of_a_whole_node():
+    says = {"name": "x", "threads": 1, "slurm": {"light": {"mem_mb": "32G"}}, "stages": {"sft": {"mem_mb": "1T"}}}
+    here = Site.model_validate(says)
+    assert Resources(mem_mb="64G").mem_mb == 65536 and light_resources(here)["mem_mb"] == 32768
+    assert here.resources_of("sft", RECIPE.stages["sft"]).mem_mb == 1 << 20
+    whole, part = (training_resources(site(exclusive=each), Resources(mem_mb=0)) for each in (True, False))
+    assert (whole["sbatch_arguments"], part["sbatch_arguments"]) == ("--mem=0", None)
+    with pytest.raises(ValidationError, match="valid integer"):
+        Resources(mem_mb="64 GB")
 
 
 def test_a_team_of_weights_and_biases_without_a_project_is_refused(tmp_path):
@@ -77,7 +153,7 @@ def test_a_training_asks_for_whole_nodes_and_what_only_publishes_for_part_of_one
     assert (full["nodes"], full["gres"], full["slurm_extra"]) == (32, "gpu:8", "--exclusive --reservation=r")
     assert (full["slurm_partition"], full["slurm_account"], full["constraint"]) == ("batch", "a", "h100")
     light = training_resources(where, Resources(nodes=32, runtime=240), publishes_only=True)
-    assert (light["nodes"], light["gres"], light["slurm_extra"], light["constraint"]) == (1, "", "", "")
+    assert (light["nodes"], light["gres"], light["slurm_extra"], light["constraint"]) == (1, None, None, None)
     assert light["slurm_partition"] == light_resources(where)["slurm_partition"] == "cpu"
     waiting = training_resources(where, Resources(nodes=32, runtime=240), publishes_only=True, waits=True)
     assert (waiting["nodes"], waiting["runtime"]) == (1, 240)
@@ -111,7 +187,7 @@ def test_a_training_that_shares_its_nodes_asks_for_the_cpus_of_all_its_processes
     slurm = {"gpus_per_node": gpus, "exclusive": False}
     says = {"name": "x", "threads": 4, "accelerator": accelerator, "processes": processes, "slurm": slurm}
     asked = training_resources(Site.model_validate(says), Resources(nodes=2))
-    assert (asked["cpus_per_task"], asked["gres"]) == (cpus, f"gpu:{gpus}" if gpus else "")
+    assert (asked["cpus_per_task"], asked["gres"]) == (cpus, f"gpu:{gpus}" if gpus else None)
 
 
 def test_sinfo_is_read():
@@ -121,7 +197,7 @@ def test_sinfo_is_read():
 
 
 def test_a_cluster_that_has_everything_is_accepted(sinfo):
-    check_site("my.yaml", site(constraint="h100").slurm, {"rlvr1": Resources(nodes=12, runtime=1440)})
+    check_site("my.yaml", site(constraint="h100"), {"rlvr1": Resources(nodes=12, runtime=1440)})
 
 
 @cases("site.cluster", "slurm", "resources", "said")

@@ -12,7 +12,7 @@ from scripts.slurm.executor import job_states
 from scripts.slurm.jobs import latest_jobs, note_submission, note_success, read_call
 from scripts.slurm.orphans import find_orphans
 
-LINE = "{id}|{state}|rule_train_wildcards_{stage}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A\n"
+LINE = "{id}|{state}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A|rule_train_wildcards_{stage}\n"
 
 
 @pytest.fixture

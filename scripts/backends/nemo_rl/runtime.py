@@ -87,7 +87,7 @@ class Runtime:
         """
         job = own_job()
         step = [
-            *step_command(job, job.nodes[:1], self.site.slurm.gpus_per_node, str(log)),
+            *step_command(job, job.nodes[:1], self.site.slurm.node_gres, str(log)),
             *(f"--container-image={self.image}", f"--container-mounts={','.join(self.mounts)}"),
             *(f"--container-workdir={self.checkout}", "--no-container-mount-home"),
         ]

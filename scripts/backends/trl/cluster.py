@@ -132,7 +132,7 @@ def symmetric_run(
     address = f"{head_address(slurm_job.nodes[0], slurm)}:{slurm.ports.gcs}"
     driver = ["env", f"RAY_ADDRESS={address}", sys.executable, "-m", "scripts.backends.trl.driver", str(job_file)]
     command = [
-        *step_command(slurm_job, slurm_job.nodes, slurm.gpus_per_node, str(logs / "ray-%N.log")),
+        *step_command(slurm_job, slurm_job.nodes, slurm.node_gres, str(logs / "ray-%N.log")),
         *("--wait=10", "sh", "-c", 'ray stop --force > /dev/null 2>&1; exec "$@"', "sh"),
         *("ray", "symmetric-run", f"--address={address}", f"--min-nodes={job.nodes}"),
         *(f"--num-gpus={slurm.gpus_per_node}", f"--num-cpus={job.threads * job.processes}", "--disable-usage-stats"),
