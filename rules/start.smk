@@ -47,7 +47,9 @@ def check_before_submitting():
         check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES})
         check_budget(PROJECT, stages_to_train())
         if refused := [str(trial) for trial in trials() if trial.is_refused]:
-            raise UserError("\n  ".join([f"nothing is submitted; mend {CONFIG.site}, or the recipe's resources:", *refused]))
+            raise UserError(
+                "\n  ".join([f"nothing is submitted; mend {CONFIG.site}, or the recipe's resources:", *refused])
+            )
     ALERTS.start()
 
 
