@@ -79,6 +79,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def made_card(link: Link, license_id: str | None) -> str:
     """Return the card of a stage's export, with the facts that the run's last call had of the recipe."""
-    facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str]) or {}
+    facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str | None]) or {}
     license_id = license_id or facts.get("license")
     return str(model_card(link.paths.directory / "hf", license_id, facts.get("base_model"), facts.get("attribution")))

@@ -17,7 +17,8 @@ def training_resources(
     """Return a training job's resources; a light job's when it `publishes_only`, perhaps after a wait."""
     slurm = site.slurm
     if slurm is None:
-        return resources.model_dump(include={"nodes", "runtime", "mem_mb"})
+        minutes = resources.runtime if waits or not publishes_only else PUBLISHING_MINUTES
+        return {"nodes": 1 if publishes_only else resources.nodes, "runtime": minutes, "mem_mb": resources.mem_mb}
     extra = ["--exclusive"] if slurm.exclusive else []
     extra += [f"--reservation={slurm.reservation}"] if slurm.reservation else []
     arguments = {"gres": slurm.node_gres or False} if slurm.gres else {}

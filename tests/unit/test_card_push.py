@@ -148,7 +148,7 @@ def push(hub, chain, tmp_path, monkeypatch):
 
 
 def test_a_push_brings_the_recorded_files_and_the_card_in_one_commit_to_a_private_repository(hub, push, chain):
-    facts = {"license": "apache-2.0", "base_model": "org/base", "attribution": "By Org."}
+    facts = {"license": None, "base_model": "org/base", "attribution": "By Org."}
     write_json(chain / "settings/card.json", facts)
     done = push("--license", "mit")
     assert done.returncode == 0, done.stdout
