@@ -24,7 +24,7 @@ from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
-from scripts.stage.consistency import MEGATRON, exported_model
+from scripts.stage.consistency import exported_model
 
 LM_EVAL = (
     "import runpy, sys; from scripts.processes import end_with_parent; end_with_parent();"
@@ -122,8 +122,6 @@ def main(
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)
     folder, record = exported_model(export), read_record(export, ExportRecord)
-    if (folder / MEGATRON).exists():
-        raise UserError(f"{folder}: only a link to Megatron's weights; lm-eval needs Hugging Face's format")
     model, scores = settings_of_model(folder, accelerator, evaluation), {}
     for task in evaluation.task_list:
         key = key_of(task, evaluation, harness)
