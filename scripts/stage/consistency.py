@@ -44,7 +44,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
     """
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
-        problems += damage_of_blend(results / "data" / blend / "manifest.json")
+        problems += told(of_blend, results / "data" / blend / "manifest.json")
     for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL):
         problems += damage_of_stage(StagePaths(results / stage))
     if problems:
@@ -84,12 +84,8 @@ def _of_metrics(paths: StagePaths) -> Iterator[str]:
         yield f"{paths.metrics}: damaged (no Parquet file); {AGAIN}"
 
 
-def damage_of_blend(manifest: Path) -> Iterator[str]:
-    """Yield a line if a manifest is damaged, and for every split of another size."""
-    return told(_of_blend, manifest)
-
-
-def _of_blend(manifest: Path) -> Iterator[str]:
+def of_blend(manifest: Path) -> Iterator[str]:
+    """Yield a line for every split of another size than its manifest says."""
     known = read_if_there(manifest, Manifest)
     for path, split in _splits(manifest, known) if known else ():
         size = split.get("bytes")
