@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
 from scripts.errors import UserError
-from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
+from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
@@ -41,7 +41,7 @@ from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import STORE
 from scripts.stage.scoring import SAMPLED
-from scripts.stage.tables import ROLLOUTS, read_table
+from scripts.stage.tables import ROLLOUTS, read_table, write_table
 
 
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
@@ -212,7 +212,7 @@ def main(
         model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
-        write_rollouts(table, kept)
+        write_table(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
     write_results(export, table, *written, **counted)
     sampled.finish()
