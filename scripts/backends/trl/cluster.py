@@ -217,11 +217,7 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
     if rank in gone:
         file = place / f"rank_{rank}"
         host = file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
-        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {_in_short(cause)}")
+        told = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(cause), re.MULTILINE)
+        how = told[0] if told else " ".join(str(cause).split())[:300]
+        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {how}")
     return LongError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
-
-
-def _in_short(error: Exception) -> str:
-    """Return the sentences of Ray's message that tell how a process was lost, on one line."""
-    found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
-    return found[0] if found else " ".join(str(error).split())[:300]
