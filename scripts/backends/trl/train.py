@@ -88,7 +88,9 @@ def _train(job: TrainingJob) -> None:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StageCallback(job))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
-    _seed_where_no_state_was_saved(job)
+    if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
+        # Fewer ranks saved; unseeded, this one would repeat the random numbers of its first steps.
+        set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
     trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
     wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
 
@@ -108,15 +110,6 @@ def _load_weights(trainer: Trainer, job: TrainingJob) -> None:
 def _remove_half_saved(job: TrainingJob) -> None:
     if rank() == 0:
         shutil.rmtree(job.run / "saving", ignore_errors=True)
-
-
-def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
-    """Seed a rank without a random state in the checkpoint, made by fewer ranks.
-
-    Unseeded, the rank would repeat the random numbers of its first steps.
-    """
-    if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
-        set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
 
 
 class StageCallback(TrainerCallback):
