@@ -1,6 +1,5 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
-import sys
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import transformers
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
@@ -200,11 +199,8 @@ def main(
     after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
-        print(
-            f"warning: {unjudged['responses']} of {len(after)} responses could not be judged and earn 0; the first, to "
-            f"{unjudged['first']}",
-            file=sys.stderr,
-        )
+        says = f"{unjudged['responses']} of {len(after)} responses could not be judged and earn 0"
+        warn(f"{says}; the first, to {unjudged['first']}")
     if start.suffix == ".parquet":
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
