@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -116,10 +115,10 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
             try:
                 while step.poll() is None:
                     time.sleep(0.2)
-                    _relay(lines)
+                    print(lines.read(), end="", flush=True)
             finally:
                 end_session(step, grace=10)
-            _relay(lines)
+            print(lines.read(), end="", flush=True)
         raise_outcome(place, logs)
 
     return run
@@ -162,10 +161,6 @@ def head_address(node: str, slurm: Slurm) -> str:
         return socket.gethostbyname(name)
     except OSError as error:
         raise UserError(f"{node}: its address {name} is unknown here ({error})") from None
-
-
-def _relay(lines: TextIO) -> None:
-    print(lines.read(), end="", flush=True)
 
 
 def raise_outcome(place: Path, logs: Path) -> None:
