@@ -88,6 +88,11 @@ def explain_refusal(error: OSError) -> str:
     )
 
 
+def warn(says: object) -> None:
+    """Print a warning."""
+    print(f"warning: {says}", file=sys.stderr, flush=True)
+
+
 def user_name(number: int) -> str:
     """Return the name of a user's number, or the number in words."""
     with suppress(KeyError):

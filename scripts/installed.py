@@ -1,13 +1,22 @@
-"""What is installed: the packages in scripts/backends, and the modules in scripts/rewards/environments."""
+"""What is installed: versions of packages, packages in scripts/backends, modules in scripts/rewards/environments."""
 
 import pkgutil
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PACKAGE, ENVIRONMENTS = "scripts.backends", "scripts.rewards.environments"
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return None
 
 
 @cache

@@ -10,7 +10,7 @@ import pyarrow as pa
 from demo.synthesize import write_source
 from scripts.data.fill import fill_blend
 from scripts.data.source_record import origin_of
-from scripts.evaluate.results import evaluation_record, write_rollouts
+from scripts.evaluate.results import evaluation_record
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.attempts import begin_attempt, end_attempt
@@ -19,7 +19,7 @@ from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.rundir import newest_checkpoint, seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_in
-from scripts.stage.tables import ROLLOUTS, write_metrics
+from scripts.stage.tables import ROLLOUTS, write_metrics, write_table
 from tests.conftest import SHORT
 from tests.stages import open_folder
 
@@ -73,7 +73,7 @@ def make_stage(results: Path, name: str, byte: int) -> None:
     write_metrics(run / "metrics.jsonl", paths.metrics, STEPS)
     rollouts = scored("math", 20, 10, 10 + 2 * byte) + scored("genrm", 10, 5, 5 - byte)
     table = pa.Table.from_pylist(rollouts, schema=ROLLOUTS)
-    write_rollouts(table, paths.rollouts)
+    write_table(table, paths.rollouts)
     evaluation = evaluation_record(read_json(paths.export_record), table, {"temperature": 0.0})
     write_json(paths.evaluation, evaluation)
     write_json(paths.gate, {"stage": name, "verdict": "warn" if byte else "pass"})

@@ -59,16 +59,9 @@ class TrainingJob:
     gym_python: str = GYM_PYTHON
 
     @classmethod
-    def of(
-        cls,
-        stage: Stage,
-        max_num_steps: int,
-        threads: int,
-        stop: StopRequest,
-        resume_from: Path | None = None,
-        nodes: int = 1,
-    ) -> Self:
-        """The job of training a stage up to a step."""
+    def of(cls, stage: Stage, **more: Any) -> Self:
+        """The job of training a stage, with the fields that the stage does not tell; by default fresh, on one node."""
+        more = {"resume_from": None, "nodes": 1} | more
         return cls(
             stage=stage.name,
             settings=stage.settings,
@@ -77,12 +70,8 @@ class TrainingJob:
             parent_model=stage.parent_export,
             run=stage.paths.run,
             directory=stage.paths.directory,
-            resume_from=resume_from,
-            max_num_steps=max_num_steps,
-            threads=threads,
-            stop=stop,
-            nodes=nodes,
             environments=own_environments(stage.recipe, stage.name),
+            **more,
         )
 
     @property

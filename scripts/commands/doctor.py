@@ -24,18 +24,13 @@ def diagnose(project: Project) -> list[Finding]:
     return found
 
 
-def command_text(project: Project, name: str) -> str:
-    """Return the driver's command of a NeMo-RL stage, with its variables."""
-    check_stage_name(project.recipe, name)
-    stage = Stage(project.recipe, project.results, name)
-    return backend_of(stage.settings.backend).command_text(stage, project.site)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings, or a stage's command; exit status 1: a finding would stop a job."""
     project = project_of(arguments)
     if arguments.stage:
-        print(command_text(project, arguments.stage))
+        check_stage_name(project.recipe, arguments.stage)
+        stage = Stage(project.recipe, project.results, arguments.stage)
+        print(backend_of(stage.settings.backend).command_text(stage, project.site))
         return 0
     found = diagnose(project)
     alike: dict[Finding, list[str]] = {}

@@ -5,12 +5,12 @@ import os
 import re
 import shlex
 import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from string import Template
 
 from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
+from scripts.installed import version_of
 from scripts.recipe.load import load_recipe
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import installation
@@ -25,7 +25,9 @@ def run(arguments: argparse.Namespace) -> None:
     root, target = installation(), arguments.directory
     if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {".git"}):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    installed, recipe_file = _installed_version(), _shipped("recipe", arguments.recipe)
+    if (version := version_of("stagecoach-workflow")) is None:
+        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README")
+    installed, recipe_file = version.partition("+")[0], _shipped("recipe", arguments.recipe)
     recipe = load_recipe(recipe_file)
     backends = {stage.backend for stage in recipe.stages.values()}
     site = _shipped("site", arguments.site or ("h100" if "nemo_rl" in backends else "laptop"))
@@ -51,13 +53,6 @@ def run(arguments: argparse.Namespace) -> None:
     shown = os.path.relpath(target, calling_folder())
     print(f"{shown} trains recipe {recipe.name} on site {site.stem}. Look at config/sites/{site.name}, then:")
     print(f"  cd {shlex.quote(shown)}\n  snakemake --dry-run\n  snakemake{values['options']}")
-
-
-def _installed_version() -> str:
-    try:
-        return version("stagecoach-workflow").partition("+")[0]
-    except PackageNotFoundError:
-        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README") from None
 
 
 def _shipped(kind: str, name: str) -> Path:

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -12,6 +11,7 @@ from packaging.version import Version
 from scripts.commands.retries import Retries
 from scripts.errors import UserError
 from scripts.files import check_readable
+from scripts.installed import version_of
 from scripts.processes import share_cores
 from scripts.recipe.config import Config
 from scripts.recipe.recipe import TAKEN_STAGES
@@ -84,10 +84,7 @@ def check_versions(*packages: str) -> None:
     """UserError unless the installed versions of these packages lie in the tested range."""
     for package in packages:
         wanted = f"{package}{TESTED[package]}"
-        try:
-            installed = version(package)
-        except PackageNotFoundError:
-            installed = None
+        installed = version_of(package)
         if installed is None or Version(installed) not in SpecifierSet(TESTED[package]):
             has = f"{package} is {installed or 'not installed'}"
             raise UserError(f"{has}, but Stagecoach works with {wanted}: python -m pip install '{wanted}'")

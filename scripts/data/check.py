@@ -3,14 +3,13 @@
 With a bad row the status is 1 and no output appears.
 """
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from scripts.errors import LongError, UserError, shortened
+from scripts.errors import LongError, UserError, shortened, warn
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
@@ -109,7 +108,7 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     if empty := [file for file, tally in tallies.items() if not tally.rows]:
         raise UserError(f"{empty[0]}: no rows; the blend is empty")
     for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
-        print(f"warning: allow: no bad row has the key {key}; remove the key", file=sys.stderr)
+        warn(f"allow: no bad row has the key {key}; remove the key")
     if any(tally.bad for tally in tallies.values()):
         raise LongError(_table(tallies))
     return tallies

@@ -19,7 +19,6 @@ import numpy as np
 import xxhash
 
 from scripts.data.fill_block import SHOWN, FilledBlock, fill_block
-from scripts.data.holdout import parts_of
 from scripts.data.question_tables import ExternalTables
 from scripts.data.source_record import differs_from_record, origin_of
 from scripts.errors import LongError, UserError
@@ -65,6 +64,40 @@ class Split:
         }
 
 
+def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None = None) -> dict[str, tuple[int, int]]:
+    """Return the first byte, and the byte behind the last, of ``train``, ``test`` if `test` > 0, and ``validation``.
+
+    The last `holdout` rows, or that share of all rows, validate; the `test` rows before them are the test split. A
+    `sample` takes the first `sample` training rows and the last tenth as many held-out rows. Blank lines are no rows.
+    UserError for an empty split.
+    """
+    starts, size = array("Q"), 0
+    with path.open("rb") as file:
+        for line in file:
+            if not line.isspace():
+                starts.append(size)
+            size += len(line)
+    rows = len(starts)
+    held_out = holdout if isinstance(holdout, int) else max(1, int(rows * holdout))
+    if (trained := rows - held_out - test) < 1:
+        and_test = f" and a test split of {test}" if test else ""
+        raise UserError(
+            f"{path}: {rows} rows and a holdout of {held_out}{and_test} leave no row to train on; lower "
+            "the blend's holdout"
+        )
+    ranges = {"train": (0, trained), "test": (trained, trained + test), "validation": (trained + test, rows)}
+    if sample is not None:
+        fewer = max(1, sample // 10)
+        ranges = {name: (max(first, last - fewer), last) for name, (first, last) in ranges.items()}
+        ranges["train"] = 0, min(sample, trained)
+    starts.append(size)
+    return {
+        name: (starts[first] if first else 0, starts[last])
+        for name, (first, last) in ranges.items()
+        if name != "test" or test
+    }
+
+
 def fill_blend(
     source: Path,
     tables: Path,
@@ -80,7 +113,7 @@ def fill_blend(
 ) -> dict[str, Any]:
     """Write the splits below `output`, and return their manifest.
 
-    `holdout`, `test` and `sample` as in ``scripts.data.holdout.parts_of``. With `is_rewarded`, every row must name an
+    `holdout`, `test` and `sample` as in `parts_of`. With `is_rewarded`, every row must name an
     environment. `reasoning` shortens demonstrations, chosen by `seed`. `hashes` are the XXH3-128 of source and tables
     by path from the source's folder. UserError names the bad rows, and leaves earlier splits alone.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from scripts.data.placeholders import Lookup, fill_placeholder
+from scripts.data.placeholders import fill_placeholder
 from scripts.data.question_tables import ExternalTables
 from scripts.data.reasoning import control_line
 from scripts.errors import UserError
@@ -104,7 +104,9 @@ def fill_block(
                 result.environments[fields.agent_ref.name] += 1
             instead, prompt = line, fields.any_prompt
             if fields.placeholder:
-                instead, prompt = _fill(line, tables.lookup, result)
+                row = fill_placeholder(msgspec.json.decode(line), tables.lookup)
+                result.placeholders[row["dataset"]] += 1
+                instead, prompt = map(msgspec.json.encode, (row, row["responses_create_params"]["input"]))
             result.row_hashes.append(xxh3_64_intdigest(instead))
             result.prompt_hashes.append(xxh3_64_intdigest(prompt))
             if reasoning is not None:
@@ -133,13 +135,6 @@ def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
     if b"\r" in line:
         raise RowError("a carriage return inside the row, where readers would cut it; remove it")
     return line
-
-
-def _fill(line: bytes, lookup: Lookup, result: FilledBlock) -> tuple[bytes, bytes]:
-    """Return the filled row and the prompt."""
-    row = fill_placeholder(msgspec.json.decode(line), lookup)
-    result.placeholders[row["dataset"]] += 1
-    return msgspec.json.encode(row), msgspec.json.encode(row["responses_create_params"]["input"])
 
 
 def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:

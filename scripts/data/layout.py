@@ -6,7 +6,7 @@ split that the blend lacks.
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from scripts.files import canonical_json, replace_directory, sha256_text, write_json
 from scripts.program import run_command_line
@@ -15,8 +15,10 @@ from scripts.records import Manifest, read_record
 SIDES = {"train": "train", "val": "validation", "test": "test"}
 
 
-def lay_out(manifest: Path, output: Path) -> dict[str, Any]:
-    """Link the splits beside `manifest` below `output`; write and return the manifest of the layout."""
+def lay_out(
+    manifest: Annotated[Path, "the blend's manifest.json, splits beside it"], output: Annotated[Path, "folder to make"]
+) -> None:
+    """Link the splits beside `manifest` below `output`, and write the manifest of the layout."""
     known = read_record(manifest, Manifest)
     sides = {name: known[side] for name, side in SIDES.items() if known.get(side, {}).get("rows")}
     described = {
@@ -32,15 +34,7 @@ def lay_out(manifest: Path, output: Path) -> dict[str, Any]:
             split = manifest.absolute().with_name(f"{name}-split.jsonl")
             (fresh / name / "data.jsonl").symlink_to(os.path.relpath(split, fresh.absolute() / name))
         write_json(fresh / "manifest.json", described)
-    return described
-
-
-def main(
-    manifest: Annotated[Path, "the blend's manifest.json, splits beside it"], output: Annotated[Path, "folder to make"]
-) -> None:
-    """Lay out the splits of a blend."""
-    lay_out(manifest, output)
 
 
 if __name__ == "__main__":
-    run_command_line(main)
+    run_command_line(lay_out)

@@ -17,6 +17,7 @@ from scripts.data.placeholders import ExternalTable
 from scripts.data.published import PublishedFile
 from scripts.data.source_record import differs_from_record, xxh3_file
 from scripts.errors import UserError
+from scripts.files import open_atomically
 
 TEXT = pa.large_string()
 TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
@@ -66,11 +67,9 @@ def _open_table(path: str) -> pa.Table:
 
 
 def _write(parquet: Path, output: Path) -> None:
-    fresh = output.with_name(f"{output.name}.new")
-    with fresh.open("wb") as file, pa.ipc.new_file(file, TEXTS) as writer:
+    with open_atomically(output) as (file,), pa.ipc.new_file(file, TEXTS) as writer:
         for batch in _texts(parquet):
             writer.write_batch(batch)
-    fresh.rename(output)
     pa.default_memory_pool().release_unused()
 
 

@@ -49,12 +49,8 @@ def judge(
 
     A score or change breaks a bound when its whole interval lies beyond.
     """
-    if criterion.metric in STEP_METRICS:
-        return _judge_steps(criterion, steps)
-    return _judge_scores(criterion, benchmarks if criterion.metric in BENCHMARKS else evaluation)
-
-
-def _judge_steps(criterion: Criterion, steps: list[dict[str, Any]]) -> Result:
+    if criterion.metric not in STEP_METRICS:
+        return _judge_scores(criterion, benchmarks if criterion.metric in BENCHMARKS else evaluation)
     found = judge_steps(criterion, steps)
     if found is None:
         advice = NO_KL if STEP_METRICS[criterion.metric].column == "kl" else ""

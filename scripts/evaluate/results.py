@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from scripts.files import open_atomically, sha256_file, write_json
+from scripts.files import sha256_file, write_json
 from scripts.records import ExportRecord, read_record
 from scripts.stage.bootstrap import Change, changes
-from scripts.stage.tables import ROLLOUTS, ROW
+from scripts.stage.tables import ROLLOUTS, ROW, write_table
 
 KEPT = ("response", "reward", "tokens", "cut")
 MEAN = None
@@ -60,12 +59,6 @@ def _table(answers: list[Answer], before: pd.DataFrame) -> pa.Table:
     return pa.Table.from_pandas(rows, ROLLOUTS, preserve_index=False).replace_schema_metadata()
 
 
-def write_rollouts(table: pa.Table, path: Path) -> None:
-    """Write the table atomically."""
-    with open_atomically(path) as (file,):
-        pq.write_table(table, file)
-
-
 def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict[str, Any]) -> dict[str, Any]:
     """Return eval.json: scores before and after the stage with their change; the mean weighs environments alike.
 
@@ -97,7 +90,7 @@ def write_results(
     export: Path, table: pa.Table, decoding: dict[str, Any], rollouts: Path, output: Path, **more: Any
 ) -> None:
     """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json."""
-    write_rollouts(table, rollouts)
+    write_table(table, rollouts)
     record = evaluation_record(read_record(export, ExportRecord), table, decoding)
     write_json(output, record | more | {"rollouts": sha256_file(rollouts)})
     print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)

@@ -1,6 +1,5 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
-import sys
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ import transformers
 from transformers import PreTrainedModel
 from transformers import logging as transformers_logging
 
-from scripts.errors import UserError
-from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results, write_rollouts
+from scripts.errors import UserError, warn
+from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.generate import Rollout, Sampler
@@ -41,7 +40,7 @@ from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import STORE
 from scripts.stage.scoring import SAMPLED
-from scripts.stage.tables import ROLLOUTS, read_table
+from scripts.stage.tables import ROLLOUTS, read_table, write_table
 
 
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
@@ -200,11 +199,8 @@ def main(
     after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
-        print(
-            f"warning: {unjudged['responses']} of {len(after)} responses could not be judged and earn 0; the first, to "
-            f"{unjudged['first']}",
-            file=sys.stderr,
-        )
+        says = f"{unjudged['responses']} of {len(after)} responses could not be judged and earn 0"
+        warn(f"{says}; the first, to {unjudged['first']}")
     if start.suffix == ".parquet":
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
@@ -212,7 +208,7 @@ def main(
         model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
-        write_rollouts(table, kept)
+        write_table(table, kept)
     counted = {"unjudged": unjudged} if unjudged else {}
     write_results(export, table, *written, **counted)
     sampled.finish()

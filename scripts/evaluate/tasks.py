@@ -6,7 +6,6 @@ Without an export, fetch the tasks' data sets and check the names, before any no
 import os
 import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ import yaml
 from scripts.errors import UserError
 from scripts.evaluate.benchmarks import beside_parent, read_scores
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
+from scripts.installed import version_of
 from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
 from scripts.processes import PARENT
@@ -24,7 +24,7 @@ from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
-from scripts.stage.consistency import MEGATRON, exported_model
+from scripts.stage.consistency import exported_model
 
 LM_EVAL = (
     "import runpy, sys; from scripts.processes import end_with_parent; end_with_parent();"
@@ -35,18 +35,10 @@ CPU_BATCH = 8
 THINKING = "enable_thinking"
 
 
-def is_installed(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def harness_version(packages: Path) -> str:
     """Return the version of lm-eval in this Python, or else in a folder of packages."""
     sys.path.append(str(packages))  # last, so that this Python's own packages count
-    found = is_installed("lm_eval")
+    found = version_of("lm_eval")
     if found is None:
         raise UserError(
             f"{packages}: no lm-eval there, nor in {sys.executable}; delete that folder, and call Snakemake"
@@ -59,7 +51,7 @@ def key_of(task: Task, evaluation: Evaluation, harness: str) -> str:
     settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
     whole = {
         "harness": harness,
-        "engine": "vllm" if is_installed("vllm") else "hf",
+        "engine": "vllm" if version_of("vllm") else "hf",
         "task": task.model_dump(mode="json", exclude={"include_path", "metric"}),
         "settings": evaluation.model_dump(mode="json", include={*settings}),
         "files": [sha256_file(Path(path)) for path in files_of_task(task)],
@@ -83,7 +75,7 @@ def settings_of_model(folder: Path, accelerator: str, evaluation: Evaluation) ->
     model |= {"max_length": evaluation.max_length} if evaluation.max_length else {}
     with_template = evaluation.apply_chat_template and ChatFormat.of(folder).chat_template is not None
     settings = {"apply_chat_template": with_template, "fewshot_as_multiturn": with_template}
-    if is_installed("vllm"):
+    if version_of("vllm"):
         heads = Shape.of_folder(folder).heads
         parallel = max(count for count in range(1, max(gpus, 1) + 1) if heads % count == 0 == max(gpus, 1) % count)
         return settings | {
@@ -130,8 +122,6 @@ def main(
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)
     folder, record = exported_model(export), read_record(export, ExportRecord)
-    if (folder / MEGATRON).exists():
-        raise UserError(f"{folder}: only a link to Megatron's weights; lm-eval needs Hugging Face's format")
     model, scores = settings_of_model(folder, accelerator, evaluation), {}
     for task in evaluation.task_list:
         key = key_of(task, evaluation, harness)

@@ -23,8 +23,4 @@ class Environment(StrEnum):
     GENRM = "genrm_simple_agent"
 
 
-def _as_environment(name: str) -> str:
-    return Environment(name) if name in list(Environment) else name
-
-
-EnvironmentName = Annotated[Name, AfterValidator(_as_environment)]
+EnvironmentName = Annotated[Name, AfterValidator(lambda name: Environment(name) if name in list(Environment) else name)]

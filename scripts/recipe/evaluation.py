@@ -137,7 +137,7 @@ class Evaluation(Sampling):
             for name in getattr(self, key) or ():
                 if name not in known:
                     raise misnamed(f"evaluation.{key}", what, name, known)
-        if not recipe.scored_stages():
+        if not any(map(recipe.is_scored, recipe.stages)):
             raise invalid(
                 "only NeMo-RL trains here; name the `stages` for transformers to load, or score by `tasks` alone",
                 "evaluation",

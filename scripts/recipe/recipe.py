@@ -268,10 +268,6 @@ class Recipe(Strict):
         """Return the blends whose validation rows all scored stages answer."""
         return self.evaluation.blends_in(self) if self.evaluation else []
 
-    def scored_stages(self) -> list[str]:
-        """Return the stages with held-out scores, parents first."""
-        return [name for name in self.stage_order() if self.is_scored(name)]
-
     def is_scored(self, name: str) -> bool:
         """Whether a stage, checkpoint or choice gets held-out scores."""
         while name not in self.stages:

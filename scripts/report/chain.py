@@ -1,5 +1,6 @@
 """The chain of a checkpoint: the stage and all ancestors, by their records."""
 
+import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -91,9 +92,11 @@ def _collect(link: Link, links: dict[str, Link]) -> None:
     links[link.name] = link
 
 
-def readable(path: Path, kind: type[Record]) -> Record | None:
-    """Return a record, None for a missing or damaged file; the verification tells of damage."""
+def readable(path: Path, kind: type[Record], tells: bool = False) -> Record | None:
+    """Return a record, None for a missing or damaged file; damage is printed, or left to the verification."""
     try:
         return read_if_there(path, kind)
-    except UserError:
+    except UserError as error:
+        if tells:
+            print(error, file=sys.stderr)
         return None

@@ -11,7 +11,8 @@ from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
-from scripts.records import Benchmarks, Choice, Evaluation, Record, read_if_there
+from scripts.records import Benchmarks, Choice, Evaluation
+from scripts.report.chain import readable
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
@@ -26,15 +27,15 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     loaded = load_recipe(recipe)
     stages = loaded.stage_order()
     sweep_of = {variant: sweep for sweep, variants in loaded.sweeps.items() for variant in variants}
-    choices = {
-        name: choice for name in loaded.choices if (choice := readable(StagePaths(results / name).choice, Choice))
-    }
+    paths = {name: StagePaths(results / name) for name in (MODEL, *stages, *loaded.choices)}
+    chosen = {name: readable(paths[name].choice, Choice, tells=True) for name in loaded.choices}
+    choices = {name: choice for name, choice in chosen.items() if choice}
     parents = {name: loaded.stages[name].parent or "" for name in stages}
     write_overview(results, Lineage(parents, sweep_of, choices), results / "overview.html")
-    table = pd.DataFrame(rows_of(StagePaths(results / name) for name in stages))
+    table = pd.DataFrame(rows_of(paths[name] for name in stages))
     write_text(results / "summary.csv", table.to_csv(index=False, float_format="%.6g"))
-    evaluations = [readable(StagePaths(results / name).evaluation, Evaluation) for name in stages]
-    benchmarks = [readable(StagePaths(results / name).benchmarks, Benchmarks) for name in (MODEL, *stages)]
+    evaluations = [readable(paths[name].evaluation, Evaluation, tells=True) for name in stages]
+    benchmarks = [readable(paths[name].benchmarks, Benchmarks, tells=True) for name in (MODEL, *stages)]
     if any(evaluations) or any(benchmarks):
         page = results / "environments.html"
         write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)])
@@ -52,15 +53,6 @@ def rows_of(stages: Iterable[StagePaths]) -> Iterator[dict[str, Any]]:
         except UserError as error:
             print(error, file=sys.stderr)
             yield {"stage": stage.name, "gate": "damaged"}
-
-
-def readable(path: Path, kind: type[Record]) -> Record | None:
-    """Return a record; None for a missing file, and for a damaged file after printing the damage."""
-    try:
-        return read_if_there(path, kind)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import os
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from http.cookies import SimpleCookie
@@ -23,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from scripts.errors import CutOffError, UserError, shortened
+from scripts.errors import CutOffError, UserError, shortened, warn
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
@@ -176,8 +175,7 @@ class RunningServer:
         with self._turns.alone():
             for is_harmless, text in enumerate((response, HARMLESS)):
                 if self._process is not None and starts == self._starts:
-                    says = f"warning: Gym's server {self._name} gives no answer and is started anew: {why}"
-                    print(says, file=sys.stderr, flush=True)
+                    warn(f"Gym's server {self._name} gives no answer and is started anew: {why}")
                     self.close()
                     self._start()
                 starts = self._starts

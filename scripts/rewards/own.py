@@ -49,17 +49,16 @@ class OwnEnvironment:
         if self.reads_response:
             name, value = "verify", self._call("verify", row, response)
         else:
-            episode = response.episode if isinstance(response, EpisodeResponse) else self._begun(row)
+            if isinstance(response, EpisodeResponse):
+                episode = response.episode
+            else:
+                episode = self.environment_factory()
+                episode.reset(json.dumps(row))
             name, value = "get_reward", episode._reward()
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
             raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row)
         return value
-
-    def _begun(self, row: Row) -> Episode:
-        episode = self.environment_factory()
-        episode.reset(json.dumps(row))
-        return episode
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """Return the rewards of one prompt's rollouts, in order."""

@@ -34,7 +34,8 @@ from scripts.stage.store import identity_of
 HASHED_BYTES = 16 << 20
 PARQUET = b"PAR1"
 EXPORTS = "Snakemake exports the checkpoint again"
-SPLITS = "delete both, and Snakemake splits again"
+SPLITS = {"train-split.jsonl": "train", "val-split.jsonl": "validation"}
+SPLIT_AGAIN = "delete both, and Snakemake splits again"
 
 
 def refuse_damage(recipe: Recipe, results: Path) -> None:
@@ -44,7 +45,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
     """
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
-        problems += damage_of_blend(results / "data" / blend / "manifest.json")
+        problems += told(of_blend, results / "data" / blend / "manifest.json")
     for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL):
         problems += damage_of_stage(StagePaths(results / stage))
     if problems:
@@ -84,31 +85,21 @@ def _of_metrics(paths: StagePaths) -> Iterator[str]:
         yield f"{paths.metrics}: damaged (no Parquet file); {AGAIN}"
 
 
-def damage_of_blend(manifest: Path) -> Iterator[str]:
-    """Yield a line if a manifest is damaged, and for every split of another size."""
-    return told(_of_blend, manifest)
-
-
-def _of_blend(manifest: Path) -> Iterator[str]:
+def of_blend(manifest: Path) -> Iterator[str]:
+    """Yield a line for every split of another size than its manifest says."""
     known = read_if_there(manifest, Manifest)
-    for path, split in _splits(manifest, known) if known else ():
-        size = split.get("bytes")
+    for name, split in SPLITS.items() if known else ():
+        path, size = manifest.with_name(name), known[split].get("bytes")
         if size is not None and path.is_file() and path.stat().st_size != size:
-            yield f"{path}: has {path.stat().st_size} bytes, but {manifest} says {size}; {SPLITS}"
-
-
-def _splits(manifest: Path, known: Manifest) -> list[tuple[Path, dict]]:
-    return [
-        (manifest.with_name("train-split.jsonl"), known["train"]),
-        (manifest.with_name("val-split.jsonl"), known["validation"]),
-    ]
+            yield f"{path}: has {path.stat().st_size} bytes, but {manifest} says {size}; {SPLIT_AGAIN}"
 
 
 def check_splits(manifest: Path) -> None:
     """Raise UserError where a split has another hash than its manifest says."""
-    for path, split in _splits(manifest, read_record(manifest, Manifest)):
-        if sha256_file(path) != split["sha256"]:
-            raise UserError(f"{path}: not the file that {manifest} describes; {SPLITS}")
+    known = read_record(manifest, Manifest)
+    for name, split in SPLITS.items():
+        if sha256_file(path := manifest.with_name(name)) != known[split]["sha256"]:
+            raise UserError(f"{path}: not the file that {manifest} describes; {SPLIT_AGAIN}")
 
 
 def _of_run(paths: StagePaths) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.recipe.reward_probe import Probe
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
@@ -86,7 +86,7 @@ def report(stage: str, problems: list[str], action: str) -> None:
     if problems and action == "stop":
         raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(problems))
     for problem in problems:
-        print(f"warning: {stage}: reward probe: {problem}", file=sys.stderr)
+        warn(f"{stage}: reward probe: {problem}")
 
 
 def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, all_expected: list) -> dict[str, str]:

@@ -35,14 +35,10 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     code = {"commit": commit, "dirty": None if changes is None else bool(changes)}
     for package in distributions(name=PACKAGE, path=[str(root.parent)]):
         installed = {str(file): file.hash.value for file in package.files or () if file.hash}
-        same = all(installed.get(f"{root.name}/{name}") == _as_recorded(sha256) for name, sha256 in hashes.items())
+        ours = {name: urlsafe_b64encode(bytes.fromhex(sha256)) for name, sha256 in hashes.items()}  # as PEP 376 has it
+        same = all(installed.get(f"{root.name}/{name}") == ours[name].decode().rstrip("=") for name in ours)
         code |= {"version": package.version, "dirty": not same}
     return code | {"scripts": sha256_text(canonical_json(hashes))}
-
-
-def _as_recorded(sha256: str) -> str:
-    """Return a hash in the form of a package's RECORD (PEP 376)."""
-    return urlsafe_b64encode(bytes.fromhex(sha256)).decode().rstrip("=")
 
 
 def git(root: Path, *arguments: str) -> str | None:

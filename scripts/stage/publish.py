@@ -26,16 +26,6 @@ from scripts.stage.rundir import FILES, Checkpoint
 MEGATRON = "megatron"
 """Exports of earlier commits may hold this link to Megatron weights instead of a model."""
 MORE = {"merged", "source"}
-EXPORT_PATTERNS = (
-    "config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "model.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "chat_template*",
-    "processor_config.json",
-)
 
 
 def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any]) -> None:
@@ -63,7 +53,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
     weights, exports = ckpt / "weights", exports_of(ckpt)
-    chosen = sorted(path for pattern in EXPORT_PATTERNS for path in weights.glob(pattern))
+    chosen = model_files(weights) if weights.is_dir() else []
     if not any(path.suffix == ".safetensors" for path in chosen):
         raise UserError(f"{weights}: no *.safetensors; the checkpoint is damaged: delete it and train the stage again")
     with temporary_directory(exports / "incoming") as fresh:

@@ -18,7 +18,7 @@ from scripts.records import CheckpointRecord, Choice, ExportRecord, RunIdentity,
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
-from scripts.stage.consistency import damage_of_blend, damage_of_stage
+from scripts.stage.consistency import damage_of_stage, of_blend, told
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import MODEL, StagePaths, owner_of
 from scripts.stage.progress import last_step
@@ -129,7 +129,7 @@ class States:
     def _state(self, name: str) -> StageState:
         stage = Stage(self.recipe, self.results, name, root=self.root)
         try:
-            if problems := [*damage_of_stage(stage.paths), *damage_of_blend(stage.manifest)]:
+            if problems := [*damage_of_stage(stage.paths), *told(of_blend, stage.manifest)]:
                 raise UserError("; ".join(problems))
             first, rows = self._first(stage), None if stage.settings.blend in self._remade else stage.rows
             return _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name))

@@ -43,17 +43,20 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
         raise UserError(f"{path}: damaged ({error}); {AGAIN}") from None
 
 
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a table atomically."""
+    with open_atomically(path) as (file,):
+        pq.write_table(table, file)
+
+
 def write_metrics(log: Path, output: Path, last_step: int) -> None:
     """Write steps 1 to `last_step` of a log as metrics.parquet; UserError where a step is missing."""
     entries = [entry for entry in read_log(log) if entry["step"] <= last_step]
     missing = sorted(set(range(1, last_step + 1)) - {entry["step"] for entry in entries})
     if missing:
         raise UserError(f"{log}: no metrics of step {missing[0]} ({len(missing)} of {last_step} steps are missing)")
-    table = pa.Table.from_pylist(
-        [{name: entry.get(name) for name in METRICS.names} for entry in entries], schema=METRICS
-    )
-    with open_atomically(output) as (file,):
-        pq.write_table(table, file)
+    rows = [{name: entry.get(name) for name in METRICS.names} for entry in entries]
+    write_table(pa.Table.from_pylist(rows, schema=METRICS), output)
 
 
 def main(

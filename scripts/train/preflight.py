@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
-from scripts.errors import LongError, UserError
+from scripts.errors import LongError, UserError, warn
 from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
@@ -92,7 +92,7 @@ def _memory_problems(stage: Stage, site: Site) -> list[str]:
         if fits is False and site.refuse_over_memory:
             problems.append(says)
         elif not fits:
-            print(f"warning: {says}", file=sys.stderr)
+            warn(says)
     return problems
 
 
@@ -104,10 +104,9 @@ def _evaluated(stage: Stage) -> dict[str, int]:
     counts = Counter(filter(None, (evaluating_task(row) for _, _, row in read_rows(stage.train_split))))
     if counts:
         tasks = ", ".join(f"{task} ({rows})" for task, rows in sorted(counts.items()))
-        print(
-            f"warning: {stage.name}: {stage.train_split}: {counts.total()} rows have scorers that run a policy's "
-            f"answers as code: {tasks}; a server started here is confined where the kernel can (SECURITY.md)",
-            file=sys.stderr,
+        warn(
+            f"{stage.name}: {stage.train_split}: {counts.total()} rows have scorers that run a policy's answers as "
+            f"code: {tasks}; a server started here is confined where the kernel can (SECURITY.md)"
         )
     return dict(sorted(counts.items()))
 
@@ -207,7 +206,7 @@ def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
         if rows:
             first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
             count = f"{len(rows)} of {found.rows} rows"
-            print(f"warning: {name}: {path}: {count} {fault}: {first}", file=sys.stderr)
+            warn(f"{name}: {path}: {count} {fault}: {first}")
 
 
 def main(

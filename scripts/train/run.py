@@ -121,7 +121,9 @@ def _attempt(
     allocated, site = attempt.allocation.job, attempt.allocation.site
     nodes = len(allocated.nodes) if allocated else 1
     gpus = nodes * site.slurm.gpus_per_node if allocated else 0
-    job = TrainingJob.of(stage, aim.step, attempt.threads, stop, resume_from, nodes)
+    job = TrainingJob.of(
+        stage, resume_from=resume_from, max_num_steps=aim.step, threads=attempt.threads, stop=stop, nodes=nodes
+    )
     begin_attempt(run, job.start, attempt.call, nodes, gpus, code_revision(), backend.image_of(stage, site))
     try:
         backend.train(job, attempt.allocation)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts.errors import UserError
 from scripts.evaluate import choose
 from scripts.evaluate.choose import publish, rank
-from scripts.evaluate.results import evaluation_record, write_rollouts
+from scripts.evaluate.results import evaluation_record
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import sync_configs
@@ -25,7 +25,7 @@ from scripts.report.pages import rows_of
 from scripts.report.selection import selection_sentences
 from scripts.stage.bootstrap import changes, interval, resample
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROLLOUTS
+from scripts.stage.tables import ROLLOUTS, write_table
 from tests.conftest import ROOT, SHORT
 from tests.lm_eval_files import write_answers
 from tests.stages import checkpoint_record
@@ -58,7 +58,7 @@ def make(results: Path, name: str, after: dict, before: dict | None = None, verd
         for line, reward in enumerate(rewards)
     ]
     table = pa.Table.from_pylist(rows, schema=ROLLOUTS)
-    write_rollouts(table, paths.rollouts)
+    write_table(table, paths.rollouts)
     write_json(paths.evaluation, evaluation_record(export, table, {}))
     write_json(paths.gate, {"stage": name, "verdict": verdict})
     write_json(paths.criteria, {"criteria": []})

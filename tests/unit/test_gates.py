@@ -16,7 +16,6 @@ from scripts.evaluate.results import (
     beside_parent,
     evaluation_record,
     format_mean,
-    write_rollouts,
 )
 from scripts.evaluate.step_criteria import judge_steps, refuse_divergence
 from scripts.files import read_json, write_json
@@ -24,7 +23,7 @@ from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import prompt_for_reading
 from scripts.stage.bootstrap import changes
-from scripts.stage.tables import write_metrics
+from scripts.stage.tables import write_metrics, write_table
 from tests.cases import cases
 from tests.conftest import ROOT, SHORT
 
@@ -310,7 +309,7 @@ def test_the_gate_writes_the_verdict_alone_and_beside_it_what_it_rests_on(tmp_pa
         log.writelines(json.dumps(entry) + "\n" for entry in steps_of(grad_norm=[0.5] * 10 + [4.0] * 2))
     write_metrics(tmp_path / "metrics.jsonl", tmp_path / "metrics.parquet", 12)
     (table,) = chain({A: [1] * 12}, {A: [0] * 12})
-    write_rollouts(table, tmp_path / "rollouts.parquet")
+    write_table(table, tmp_path / "rollouts.parquet")
     write_json(tmp_path / "eval.json", evaluation_record(EXPORT, table, {}))
     files = (tmp_path / name for name in ("metrics.parquet", "criteria.json", "gate.json", "eval.json"))
     gate.main(tmp_path / "recipe.yaml", "rlvr1", *files)

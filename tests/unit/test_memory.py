@@ -252,7 +252,7 @@ def test_a_training_out_of_memory_ends_with_what_needs_less_and_where_it_goes_on
     from scripts.stage.rundir import seal_checkpoint
 
     folder, recipe = results
-    job = TrainingJob.of(Stage(recipe, folder, "sft"), 4, 1, StopRequest())
+    job = TrainingJob.of(Stage(recipe, folder, "sft"), max_num_steps=4, threads=1, stop=StopRequest())
     (job.run / "saving").mkdir(parents=True)
     seal_checkpoint(job.run / "saving", job.run, 3)
 

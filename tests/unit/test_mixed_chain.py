@@ -14,6 +14,7 @@ from scripts.errors import UserError
 from scripts.files import describe_files, write_json
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
+from scripts.recipe.recipe import Recipe
 from scripts.rows.chat_format import write_template
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
@@ -118,9 +119,12 @@ def test_another_chat_template_is_refused_both_ways(export, tmp_path):
 
 
 def test_stages_of_both_backends_are_scored_where_the_recipe_names_them(tmp_path):
-    assert recipe_with(tmp_path).scored_stages() == ["sft", "dpo"]
+    def scored_in(recipe: Recipe) -> list[str]:
+        return list(filter(recipe.is_scored, recipe.stage_order()))
+
+    assert scored_in(recipe_with(tmp_path)) == ["sft", "dpo"]
     both = {"max_new_tokens": 8, "stages": ["sft", "rl"]}
-    assert recipe_with(tmp_path, evaluation=both).scored_stages() == ["sft", "rl"]
+    assert scored_in(recipe_with(tmp_path, evaluation=both)) == ["sft", "rl"]
     with pytest.raises(UserError, match=r"evaluation.stages: no stage is named rll; did you mean rl?"):
         recipe_with(tmp_path, evaluation={"max_new_tokens": 8, "stages": ["rll"]})
     with pytest.raises(

@@ -97,7 +97,7 @@ def test_what_the_recipe_says_wins_over_what_sft_is_told_of_itself(stage_of):
 def test_the_driver_gets_the_rows_as_templates_read_them(stage_of, tmp_path):
     row = {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "1"}]}, CALLED], "tools": []}
     stage = stage_of(rows=[row | {"agent_ref": {"name": "any"}}])
-    job = TrainingJob.of(stage, 1, 1, StopRequest())
+    job = TrainingJob.of(stage, max_num_steps=1, threads=1, stop=StopRequest())
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     launch = launch_of(job, site)
     assert launch.train_split.is_relative_to(job.run.absolute()) and launch.train_split != launch.validation_split

@@ -12,13 +12,8 @@ from tests.conftest import ROOT
 @pytest.mark.parametrize("package", prepare.TESTED)
 @pytest.mark.parametrize("other", ["99.0", "0.1", None])
 def test_a_version_out_of_the_range_is_refused_with_the_command_that_installs_one(monkeypatch, package, other):
-    def version(name: str) -> str:
-        if other is None:
-            raise prepare.PackageNotFoundError(name)
-        return other
-
     prepare.check_versions(package)
-    monkeypatch.setattr(prepare, "version", version)
+    monkeypatch.setattr(prepare, "version_of", lambda name: other)
     with pytest.raises(UserError) as caught:
         prepare.check_versions(package)
     wanted = f"python -m pip install '{package}{prepare.TESTED[package]}'"

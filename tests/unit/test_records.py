@@ -27,11 +27,11 @@ from scripts.records import (
     SourceRecord,
     read_record,
 )
-from scripts.report.chain import read_chain
+from scripts.report.chain import read_chain, readable
 from scripts.report.environments import write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.pages import readable, rows_of
+from scripts.report.pages import rows_of
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.tree import chain_text
 from scripts.report.verify import verify
@@ -97,7 +97,7 @@ def commands(results: Path, pages: Path) -> dict:
         write_overview(results, Lineage(stages), pages / "overview.html")
         list(rows_of(StagePaths(results / name) for name in stages))
         write_environments_page(
-            [each for name in stages if (each := readable(results / name / "eval.json", Evaluation))],
+            [each for name in stages if (each := readable(results / name / "eval.json", Evaluation, tells=True))],
             pages / "environments.html",
         )
         write_stage_page(results / "rlvr1", results / "data/rlvr1/manifest.json", pages / "stage.html")
@@ -171,7 +171,7 @@ def test_the_summary_and_the_heat_map_leave_out_what_is_damaged_and_say_so(chain
         "damaged",
         "warn",
     ]
-    damaged, kept = (readable(chain / name / "eval.json", Evaluation) for name in ("sft", "rlvr1"))
+    damaged, kept = (readable(chain / name / "eval.json", Evaluation, tells=True) for name in ("sft", "rlvr1"))
     assert damaged is None and kept["stage"] == "rlvr1"
     said = capsys.readouterr().err
     assert "sft/gate.json: damaged" in said and "sft/eval.json: damaged" in said

@@ -131,7 +131,7 @@ class NemoRl(Backend):
         """Return ray.sub's variables and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
-        job = TrainingJob.of(stage, stage.planned or 0, site.threads, StopRequest())
+        job = TrainingJob.of(stage, max_num_steps=stage.planned or 0, threads=site.threads, stop=StopRequest())
         launch = _driver().launch_of(job, site)
         variables = cluster_environment(launch, stage.paths.logs.absolute())
         command = variables.pop("COMMAND")

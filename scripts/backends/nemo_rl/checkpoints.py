@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from scripts.errors import UserError
-from scripts.files import sha256_file, write_json
+from scripts.files import describe_files, write_json
 from scripts.records import Files, read_record
 from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
 
@@ -59,13 +59,8 @@ def _describe(directory: Path) -> dict[str, dict[str, Any]]:
     files = sorted(path for path in directory.rglob("*") if path.is_file())
     sizes = {str(path.relative_to(directory)): path.stat().st_size for path in files}
     hashed = largest_shard(sizes)
-    return {
-        name: {
-            "bytes": size,
-            "sha256": sha256_file(directory / name) if size <= SMALL_BYTES or name == hashed else None,
-        }
-        for name, size in sizes.items()
-    }
+    large = [name for name, size in sizes.items() if size > SMALL_BYTES and name != hashed]
+    return describe_files(directory, {name: {"bytes": sizes[name], "sha256": None} for name in large})
 
 
 def largest_shard(sizes: dict[str, int]) -> str | None:

@@ -26,6 +26,11 @@ KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
 DRIVER_STARTED = "driver_started"
 INSTALL_APPTAINER = Path(__file__).with_name("install_apptainer.sh")
+"""For images before v0.7.0: five tries, then the cluster ends. ray.sub ignores the text's status, so a failure kills
+the parent, the step's shell, and writes ENDED beside the text's file, which ends the other nodes and says why."""
+NO_APPTAINER = (
+    "no Apptainer after five tries at {}; let the nodes reach it, or name an image that has it (site's nemo_rl.images)"
+)
 
 
 @dataclass(frozen=True)
@@ -192,19 +197,6 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
         }
     if release.apptainer:
-        own["SETUP_COMMAND"] = _install_apptainer(release.apptainer)
+        text = INSTALL_APPTAINER.read_text(encoding="utf-8").replace("{package}", shlex.quote(release.apptainer))
+        own["SETUP_COMMAND"] = text.replace("{failed}", shlex.quote(NO_APPTAINER.format(release.apptainer)))
     return own
-
-
-def _install_apptainer(package: str) -> str:
-    """Return the text that installs Apptainer on a node, for images before v0.7.0: five tries, then the cluster ends.
-
-    ray.sub ignores the text's status, so a failure kills the parent, the step's shell, and writes ENDED beside the
-    text's file, which ends the other nodes and says why.
-    """
-    failed = (
-        f"no Apptainer after five tries at {package}; let the nodes reach it, or name an image that has it (site's "
-        "nemo_rl.images)"
-    )
-    text = INSTALL_APPTAINER.read_text(encoding="utf-8")
-    return text.replace("{package}", shlex.quote(package)).replace("{failed}", shlex.quote(failed))

@@ -7,7 +7,6 @@ Slurm job, with the driver's container, mounts and variables.
 import json
 import math
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import yaml
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.files import describe_files, temporary_directory
 from scripts.model.hugging_face import PATTERNS, check_model
 from scripts.recipe.site import Site
@@ -159,5 +158,5 @@ def template_text(named: str | None) -> str | None:
     try:
         return Path(named).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        print(f"warning: policy.tokenizer.chat_template: {named}: cannot be read here ({error})", file=sys.stderr)
+        warn(f"policy.tokenizer.chat_template: {named}: cannot be read here ({error})")
         return None

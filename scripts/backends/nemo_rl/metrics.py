@@ -1,6 +1,5 @@
 """NeMo-RL's TensorBoard events as lines of ``metrics.jsonl``."""
 
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -10,6 +9,7 @@ import yaml
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
+from scripts.files import append_json
 from scripts.stage.progress import read_log
 
 NAMES = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8"))
@@ -47,8 +47,8 @@ class StepLog:
         entries = [{"step": step, **self._with_masked_share(self._open.pop(step))} for step in ended]
         if entries:
             self.last_step, self.last_seconds = ended[-1], entries[-1].get(LAST_OF_A_STEP, 0.0)
-            with self.output.open("a", encoding="utf-8") as file:
-                file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+            for entry in entries:
+                append_json(self.output, entry)
         return len(ended)
 
     def _with_masked_share(self, entry: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
+STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-worker-*.log")
 SIGNS = yaml.safe_load(Path(__file__).with_name("outcome.yaml").read_text(encoding="utf-8"))
 
 
@@ -48,7 +49,8 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
                 start = max(0, len(lines) - SHOWN if sign["pattern"] == TRACEBACK else found[-1] - 1)
                 return Cause(sign["kind"], sign["what"], log, tuple(lines[start : start + SHOWN]))
     if ended.exists():
-        log = _shortest_lived(directory) or cluster_log
+        steps = (log for name in STEP_LOGS for log in directory.glob(name) if log.stat().st_size)
+        log = min(steps, key=lambda log: log.stat().st_mtime, default=cluster_log)
         return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
     return None
 
@@ -58,9 +60,3 @@ def data_ended(driver_log: Path) -> bool:
     with driver_log.open(encoding="utf-8", errors="replace") as lines:
         found = {words for line in lines for words in (COLLECTION_FAILED, COLLECTION_OVER) if words in line}
     return found == {COLLECTION_OVER}
-
-
-def _shortest_lived(directory: Path) -> Path | None:
-    """Return the log of the step that ended first: the sandbox's or a worker's."""
-    logs = [*directory.glob("sandbox/*.log"), *directory.glob("sandbox.log"), *directory.glob("ray-worker-*.log")]
-    return min((log for log in logs if log.stat().st_size), key=lambda log: log.stat().st_mtime, default=None)

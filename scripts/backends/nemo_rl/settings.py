@@ -36,9 +36,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     }
 
     config_model = NemoRlConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {
-        *("cluster", "image", "launcher", "logger"),
-    }
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
     default_seed = None
     is_converted = True
     is_rewarded_here = False

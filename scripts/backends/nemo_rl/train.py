@@ -7,7 +7,6 @@ limit, kill) costs the steps since the last checkpoint.
 import signal
 import time
 from pathlib import Path
-from typing import TypedDict
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
@@ -33,12 +32,6 @@ ROWS = "rows"  # the splits of SFT
 # Ray's driver answers SIGTERM with the signal's number as its status, or aborts while it shuts down.
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGABRT)
 KILLED = {int(signal.SIGTERM), *(-number for number in SIGNALS), *(128 + number for number in SIGNALS)}
-
-
-class Startups(TypedDict):
-    """The seconds that starts of a driver took, in the run directory."""
-
-    seconds: list[float]
 
 
 def train(job: TrainingJob, allocation: Allocation) -> None:
@@ -101,8 +94,7 @@ def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
 
 
 def _startups(run: Path) -> list[float]:
-    noted = read_if_there(run / STARTUP, Startups)
-    return noted["seconds"] if noted else []
+    return (read_if_there(run / STARTUP, dict[str, list[float]]) or {}).get("seconds", [])
 
 
 class _Watch:

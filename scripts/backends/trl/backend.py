@@ -1,6 +1,5 @@
 """Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from scripts.backends.trl.doubts import doubts
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
+from scripts.errors import warn
 from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
@@ -82,7 +82,7 @@ class Trl(Backend):
         """Return packages off their pins, and rows that no verifier can reward."""
         problems = []
         for doubt in doubts(stage):
-            print(f"warning: {stage.name}: {doubt}", file=sys.stderr)
+            warn(f"{stage.name}: {doubt}")
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
         blend = stage.recipe.blends[stage.settings.blend]

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TextIO
 
 import psutil
 
@@ -116,10 +115,10 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
             try:
                 while step.poll() is None:
                     time.sleep(0.2)
-                    _relay(lines)
+                    print(lines.read(), end="", flush=True)
             finally:
                 end_session(step, grace=10)
-            _relay(lines)
+            print(lines.read(), end="", flush=True)
         raise_outcome(place, logs)
 
     return run
@@ -162,10 +161,6 @@ def head_address(node: str, slurm: Slurm) -> str:
         return socket.gethostbyname(name)
     except OSError as error:
         raise UserError(f"{node}: its address {name} is unknown here ({error})") from None
-
-
-def _relay(lines: TextIO) -> None:
-    print(lines.read(), end="", flush=True)
 
 
 def raise_outcome(place: Path, logs: Path) -> None:
@@ -217,11 +212,7 @@ def explain(failures: dict[int, Exception], place: Path) -> UserError:
     if rank in gone:
         file = place / f"rank_{rank}"
         host = file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
-        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {_in_short(cause)}")
+        told = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(cause), re.MULTILINE)
+        how = told[0] if told else " ".join(str(cause).split())[:300]
+        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {how}")
     return LongError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")
-
-
-def _in_short(error: Exception) -> str:
-    """Return the sentences of Ray's message that tell how a process was lost, on one line."""
-    found = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(error), re.MULTILINE)
-    return found[0] if found else " ".join(str(error).split())[:300]

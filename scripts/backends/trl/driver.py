@@ -16,7 +16,7 @@ import ray.train
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from scripts.backends.protocol import TrainingJob, read_job
+from scripts.backends.protocol import read_job
 from scripts.backends.trl.cluster import RankError, explain
 from scripts.backends.trl.ranks import collectives_of, train_as_rank
 from scripts.errors import CutOffError, UserError
@@ -46,32 +46,28 @@ def drive(job_file: Path) -> None:
             },
             log_to_driver=False,
         )
-        _trainer(job, job_file).fit()
+        TorchTrainer(
+            train_on_this_node,
+            train_loop_config={"job": str(job_file)},
+            torch_config=TorchConfig(backend=collectives_of(job)),
+            scaling_config=ScalingConfig(
+                num_workers=job.ranks,
+                use_gpu=job.accelerator == "cuda",
+                resources_per_worker={"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {}),
+                placement_strategy="STRICT_SPREAD" if job.processes == 1 else "PACK",
+            ),
+            run_config=RunConfig(
+                name=job.stage,
+                storage_path=str(job_file.parent / "ray"),
+                failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
+            ),
+        ).fit()
     except UserError:
         raise
     except Exception as error:
         raise cause_of(error, job_file.parent) from None
     finally:
         ray.shutdown()
-
-
-def _trainer(job: TrainingJob, job_file: Path) -> TorchTrainer:
-    return TorchTrainer(
-        train_on_this_node,
-        train_loop_config={"job": str(job_file)},
-        torch_config=TorchConfig(backend=collectives_of(job)),
-        scaling_config=ScalingConfig(
-            num_workers=job.ranks,
-            use_gpu=job.accelerator == "cuda",
-            resources_per_worker={"CPU": job.threads} | ({"GPU": 1} if job.accelerator == "cuda" else {}),
-            placement_strategy="STRICT_SPREAD" if job.processes == 1 else "PACK",
-        ),
-        run_config=RunConfig(
-            name=job.stage,
-            storage_path=str(job_file.parent / "ray"),
-            failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
-        ),
-    )
 
 
 def train_on_this_node(settings: dict[str, str]) -> None:

@@ -126,22 +126,19 @@ class GrpoTraining(TrlTraining):
     """Reinforcement learning."""
 
     trainer = "scripts.backends.trl.grpo_trainer"
-    metrics = (
-        TrlTraining.metrics
-        | {
-            "reward": "reward_mean",
-            "reward_std": "reward_std",
-            "frac_reward_zero_std": "zero_variance_share",
-            "kl": "kl",
-            "completions/mean_length": "response_length_mean",
-            "completions/max_length": "response_length_max",
-            "completions/clipped_ratio": "truncation_rate",
-            "tools/call_frequency": "tool_call_frequency",
-            "tools/failure_frequency": "tool_failure_frequency",
-            UNJUDGED: "unjudged_share",
-        }
-        | {name: name for name in MISMATCH}
-    )
+    metrics = TrlTraining.metrics | {
+        "reward": "reward_mean",
+        "reward_std": "reward_std",
+        "frac_reward_zero_std": "zero_variance_share",
+        "kl": "kl",
+        "completions/mean_length": "response_length_mean",
+        "completions/max_length": "response_length_max",
+        "completions/clipped_ratio": "truncation_rate",
+        "tools/call_frequency": "tool_call_frequency",
+        "tools/failure_frequency": "tool_failure_frequency",
+        UNJUDGED: "unjudged_share",
+        **{name: name for name in MISMATCH},
+    }
 
     algorithm: Literal["grpo"]
     grpo: Grpo

