@@ -67,7 +67,7 @@ def _refuse_other_scripts() -> None:
     """UserError where a package of the project hides ours from ``python -m``."""
     for other in ("scripts/__init__.py", "scripts.py"):
         if Path(other).is_file() and Path.cwd() != installation():
-            raise UserError(f"{Path.cwd() / other}: Stagecoach's own package bears this name; rename it")
+            raise UserError(f"{Path.cwd() / other}: a package of Stagecoach bears this name; rename the folder")
 
 
 def refuse_taken_folder(config: Config) -> None:

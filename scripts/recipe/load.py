@@ -35,7 +35,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
         if not isinstance(recipe.model, PretrainedModel):
             raise UserError(
                 f"model={model} is for recipes that start from a pretrained model, such as "
-                f"config/recipes/tiny-pretrained.yaml; {path} makes its own"
+                f"config/recipes/tiny-pretrained.yaml; {path} makes a model"
             )
         recipe = recipe.model_copy(update={"model": PretrainedModel(name=model)})
     for name, program in recipe.environments.items():

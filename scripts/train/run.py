@@ -61,8 +61,8 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
             return UNFINISHED
         if replace(stage).identity != stage.identity:
             raise UserError(
-                f"{stage.name}: its config, data or parent changed while it trained; what is trained is kept in {run}: "
-                "start again to train what the recipe says now"
+                f"{stage.name}: its config, data or parent changed while it trained; the training is kept in {run}: "
+                "start again to train by the recipe as it is now"
             )
         record = record_of(stage, newest.step)
         publish_checkpoint(newest, stage.paths.ckpt, record)

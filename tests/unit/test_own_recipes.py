@@ -69,6 +69,6 @@ def test_a_model_of_ones_own_stands_in_for_a_pretrained_one_alone():
     recipe = load_recipe(path_of("qwen3-gsm8k"), model="./mine")
     assert recipe.model.model_dump(exclude_defaults=True) == {"name": "./mine"}
     with pytest.raises(
-        UserError, match=r"model=./mine is for recipes that start from a pretrained model.*makes its own"
+        UserError, match=r"model=./mine is for recipes that start from a pretrained model.*makes a model"
     ):
         load_recipe(path_of("tiny"), model="./mine")
