@@ -117,7 +117,7 @@ def read_yaml(path: Path) -> YamlFile:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except RecursionError:
-        raise UserError(f"{path}: nested too deeply, or an alias stands within its anchor; write the value out") from None
+        raise UserError(f"{path}: nested too deeply, or an alias stands within its anchor; write it out") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}" if mark else str(path)

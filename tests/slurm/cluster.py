@@ -18,6 +18,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from tests.slurm import files
+from tests.slurm.containers import DATA, Containers
 from tests.slurm.processes import HOLD, PATH, REAPER, ClusterError, Processes, reason_missing
 
 __all__ = ["Cluster", "ClusterError", "reason_missing"]
@@ -29,7 +30,8 @@ IN_USE = ("idle", "mix", "alloc", "comp", "plnd")
 class Cluster:
     """The cluster of a directory. As a context it is up inside, and goes down however this process ends.
 
-    `image` is the environment that its containers' image has, with `pyxis`. GPUs are of type h100 beside two nic when `typed`.
+    `pyxis`: with the double of pyxis, whose image has the environment `image`; `containers`: with the real pyxis, whose
+    named containers outlive a job unless their `scope` is job. GPUs are of type h100 beside two nic when `typed`.
     """
 
     def __init__(
@@ -41,6 +43,8 @@ class Cluster:
         typed: bool = False,
         pyxis: bool = False,
         image: dict[str, str] | None = None,
+        containers: Containers | None = None,
+        scope: str = "global",
         requeue: bool = True,
         requeue_delay: int = 10,
         kill_wait: int = 5,
@@ -52,6 +56,7 @@ class Cluster:
         self.gpus, self.typed = gpus, typed
         self.pyxis = pyxis
         self.image = image or {}
+        self.containers, self.scope = containers, scope
         self.options = {
             "requeue": requeue,
             "requeue_delay": requeue_delay,
@@ -68,7 +73,8 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """The environment in which the commands of Slurm, and Snakemake, mean this cluster."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-        return own | {"SLURM_CONF": str(self.configuration), "PATH": PATH}
+        path = f"{self.containers.programs}:{PATH}" if self.containers else PATH
+        return own | {"SLURM_CONF": str(self.configuration), "PATH": path}
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -107,7 +113,9 @@ class Cluster:
             raise ClusterError(reason)
         self.down()
         image = self.image if self.pyxis else None
-        files.write(self.directory, self.hosts, self.gpus, image, self.options, typed=self.typed)
+        plugin = f"required {self.containers.plugin} runtime_path={DATA}/pyxis" if self.containers else ""
+        plugstack = f"{plugin} container_scope={self.scope}\n" if plugin else ""
+        files.write(self.directory, self.hosts, self.gpus, image, self.options, self.typed, plugstack)
         gateway = f"{self.addresses['machine']}/24"
         ready = ("ip", "-oneline", "address", "show", "up", "dev", self.link)
         munge = {"socket": "socket", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.slurm.containers import DATA
 from tests.slurm.processes import PATH, ClusterError
 
 TEMPLATE = Path(__file__).with_name("slurm.conf")
@@ -18,11 +19,18 @@ LONGEST = 64  # with it slurmstepd's sockets still have names
 
 
 def write(
-    directory: Path, hosts: list[str], gpus: int, image: dict[str, str] | None, options: dict[str, Any], typed: bool
+    directory: Path,
+    hosts: list[str],
+    gpus: int,
+    image: dict[str, str] | None,
+    options: dict[str, Any],
+    typed: bool,
+    plugstack: str,
 ) -> None:
     """Empty the directory and fill it; what slurmstepd loads for containers, if wanted, is compiled here.
 
-    `image` is what their image has in its environment; None: there are no containers. `typed` GPUs are h100 beside nics.
+    `image` is what the double's image has in its environment; None: `plugstack` is the line of another plugin.
+    `typed` GPUs are h100 beside nics.
     """
     own = directory / "cluster"  # what lies beside it may be removed
     if len(os.fsencode(directory)) > LONGEST:
@@ -33,9 +41,10 @@ def write(
     own.touch()
     for old in set(directory.iterdir()) - {own}:
         shutil.rmtree(old) if old.is_dir() else old.unlink()
-    for part in ("etc", "state", "gpu", *(f"{host}/{part}" for host in hosts for part in ("spool", "ray"))):
+    for part in ("etc", "state", "gpu", *(f"{host}/{part}" for host in hosts for part in ("spool", "ray", "enroot"))):
         (directory / part).mkdir(parents=True)
-    Path("/tmp/ray").mkdir(exist_ok=True)  # noqa: S108 - where every host mounts its own
+    for place in ("/tmp/ray", DATA):  # noqa: S108 - where every host mounts its own
+        Path(place).mkdir(exist_ok=True)
 
     choice = random.Random(str(directory))
     network = _free_network(choice)
@@ -47,6 +56,8 @@ def write(
     kind, others = (" Type=h100", "Name=nic Count=2\n") if typed else ("", "")
     (directory / "etc/gres.conf").write_text("".join(f"Name=gpu{kind} File={device}\n" for device in devices) + others)
     (directory / "etc/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    if plugstack:
+        (directory / "etc/plugstack.conf").write_text(plugstack)
     if image is not None:
         plugin = directory / "pyxis.so"
         subprocess.run(["gcc", "-Wall", "-shared", "-fPIC", "-o", plugin, PLUGIN], check=True)

@@ -14,6 +14,7 @@ hostname "$name"
 mount --bind "$directory/etc" /etc/slurm # a job step drops SLURM_CONF
 mount --bind "$directory/hosts" /etc/hosts
 mount --bind "$directory/$name/ray" /tmp/ray
+mount --bind "$directory/$name/enroot" /tmp/enroot
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /sys/fs/cgroup # slurmd wants something mounted here even when it tracks processes without cgroups
 

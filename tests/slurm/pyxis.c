@@ -1,7 +1,8 @@
 /*
- * A stand-in for NVIDIA's pyxis: it takes the options of pyxis, checks what pyxis would need, and runs each task on the
- * host itself. plugstack.conf names a file with record=FILE, in which every task leaves a line of JSON, and with
- * env=NAME=VALUE what an image or its host's hooks would add to the environment.
+ * A stand-in for NVIDIA's pyxis: it takes the options of pyxis, checks what pyxis would need with its words, and runs each
+ * task on the host itself. plugstack.conf names a file with record=FILE, in which every task leaves a line of JSON, and with
+ * env=NAME=VALUE what an image or its host's hooks would add to the environment. As with pyxis a named container stays on
+ * its host, and later tasks run in it whatever their image; see test_pyxis.py for what both do.
  */
 #include <fcntl.h>
 #include <slurm/slurm.h>
@@ -59,8 +60,15 @@ static int fail(const char *format, ...)
     vsnprintf(text, sizeof text, format, list);
     va_end(list);
     slurm_error("pyxis: %s", text);
-    slurm_error("pyxis: couldn't start container");
     return -1;
+}
+
+static int fail_to_create(const char *image)
+{
+    slurm_error("pyxis: child %d failed with error code: 1", getpid());
+    slurm_error("pyxis: failed to create container filesystem for image: %s", image);
+    slurm_error("pyxis: printing enroot log file:");
+    return fail("    [ERROR] No such file or directory: %s", image);
 }
 
 /* SRC[:DST[:FLAGS]],...: the first source that is not there fails. */
@@ -70,7 +78,7 @@ static int check_mounts(const char *mounts)
     for (char *mount; (mount = strsep(&rest, ","));) {
         mount[strcspn(mount, ":")] = '\0';
         if (*mount && access(mount, F_OK) != 0)
-            return fail("    [ERROR] No such file or directory: %s (--container-mounts)", mount);
+            return fail("--container-mounts: source path does not exist: %s", mount);
     }
     free(copy);
     return 0;
@@ -93,7 +101,38 @@ static void write_string(FILE *to, const char *key, const char *value)
     fputc('"', to);
 }
 
-static int record(spank_t spank, const char *path)
+/* A named container's image on this host, kept in a file; NULL without a name. */
+static const char *kept_image(const char *record_path)
+{
+    static char image[4096];
+    char host[256] = "", path[8192];
+    if (!values[NAME])
+        return NULL;
+    gethostname(host, sizeof host - 1);
+    const char *slash = strrchr(record_path, '/');
+    snprintf(path, sizeof path, "%.*s/%s/enroot/%s", (int)(slash - record_path), record_path, host, values[NAME]);
+    FILE *file = fopen(path, "r");
+    if (file && fgets(image, sizeof image, file)) {
+        fclose(file);
+        return image;
+    }
+    if (values[IMAGE] && (file = fopen(path, "w"))) {
+        fputs(values[IMAGE], file);
+        fclose(file);
+    }
+    return NULL;
+}
+
+static bool is_named(const char *names, const char *name)
+{
+    size_t length = strlen(name);
+    for (const char *at = names; at && *at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL)
+        if (strncmp(at, name, length) == 0 && strchr(",", at[length]))
+            return true;
+    return false;
+}
+
+static int record(spank_t spank, const char *path, const char *runs)
 {
     uint32_t job = 0, step = 0, task = 0;
     char host[256] = "", *line;
@@ -109,6 +148,7 @@ static int record(spank_t spank, const char *path)
     fprintf(to, ", \"task\": %u", task);
     write_string(to, "node", host);
     write_string(to, "image", values[IMAGE]);
+    write_string(to, "runs", runs);
     write_string(to, "mounts", values[MOUNTS]);
     write_string(to, "workdir", values[WORKDIR]);
     write_string(to, "name", values[NAME]);
@@ -136,18 +176,25 @@ int slurm_spank_task_init(spank_t spank, int count, char **arguments)
 {
     if (!values[IMAGE] && !values[NAME])
         return 0; /* no container: the other options mean nothing */
+    const char *kept = NULL, *lost[] = {"LANG", "LANGUAGE", "LC_ALL", "LD_LIBRARY_PATH"};
+    for (unsigned int each = 0; each < sizeof lost / sizeof *lost; each++)
+        if (!is_named(values[ENV], lost[each]))
+            spank_unsetenv(spank, lost[each]);
+    for (int each = 0; each < count; each++)
+        if (strncmp(arguments[each], "record=", 7) == 0)
+            kept = kept_image(arguments[each] + 7);
     for (int each = 0; each < count; each++) {
         char *key = arguments[each], *value = strchr(key, '=') + 1;
-        if (strncmp(key, "record=", 7) == 0 && record(spank, value) != 0)
+        if (strncmp(key, "record=", 7) == 0 && record(spank, value, kept ? kept : values[IMAGE]) != 0)
             return -1;
         if (strncmp(key, "env=", 4) == 0) {
             char *name = strndup(value, strcspn(value, "="));
-            spank_setenv(spank, name, value + strlen(name) + 1, 1);
+            spank_setenv(spank, name, value + strlen(name) + 1, !is_named(values[ENV], name));
             free(name);
         }
     }
-    if (values[IMAGE] && strspn(values[IMAGE], "./") && access(values[IMAGE], R_OK) != 0)
-        return fail("    [ERROR] No such file or directory: %s", values[IMAGE]);
+    if (!kept && values[IMAGE] && strspn(values[IMAGE], "./") && access(values[IMAGE], R_OK) != 0)
+        return fail_to_create(values[IMAGE]);
     if (values[MOUNTS] && check_mounts(values[MOUNTS]) != 0)
         return -1;
     if (values[WORKDIR] && chdir(values[WORKDIR]) != 0)

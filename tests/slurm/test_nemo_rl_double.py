@@ -50,6 +50,7 @@ def test_a_step_in_a_container_is_recorded_and_runs_in_its_directory(pyxis, tmp_
     assert first == {
         "step": 0,
         "image": str(image),
+        "runs": str(image),
         "mounts": f"{tmp_path}:/in:ro,/usr",
         "workdir": str(tmp_path),
         "name": "ray-head",
@@ -65,7 +66,7 @@ def test_a_step_in_a_container_is_recorded_and_runs_in_its_directory(pyxis, tmp_
     ("options", "message"),
     [
         (["--container-image=/none.sqsh"], "No such file or directory: /none.sqsh"),
-        (["--container-image=a/b:1", "--container-mounts=/usr:/x,/none:/y"], "No such file or directory: /none"),
+        (["--container-image=a/b:1", "--container-mounts=/usr:/x,/none:/y"], "source path does not exist: /none"),
         (["--container-image=a/b:1", "--container-workdir=/none"], "couldn't chdir to /none"),
     ],
 )

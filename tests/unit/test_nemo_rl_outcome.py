@@ -46,7 +46,7 @@ def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, re
 
 def test_every_sign_is_tried_here():
     tables = tables_of("nemo_rl_outcome")
-    assert all(len(tables[log]) == len(SIGNS[log]) for log in ("driver", "cluster"))
+    assert all(len(tables[log]) == len(SIGNS[log]) for log in ("driver", "container", "cluster"))
 
 
 @cases("nemo_rl_outcome.driver", "line", "kind", "what")
@@ -55,6 +55,16 @@ def test_each_sign_in_the_drivers_log_is_read(logs, line, kind, what):
     assert (cause.kind, cause.log.name) == (kind, "ray-driver.log")
     assert cause.what.startswith(what)
     assert line in cause.lines and len(cause.lines) <= SHOWN
+
+
+@cases("nemo_rl_outcome.container", "line", "kind", "what")
+@pytest.mark.parametrize("step", ["ray-head.log", "ray-worker-1.log", "sandbox/sandbox-0.log"])
+def test_pyxis_words_in_a_job_steps_log_come_before_ray_subs(logs, tmp_path, step, line, kind, what):
+    (tmp_path / step).parent.mkdir(exist_ok=True)
+    (tmp_path / step).write_text(f"slurmstepd-node1: error: pyxis: printing enroot log file:\n{line}\nthe end\n")
+    cause = logs(None, ["Background srun 'ray-head' (pid 71) died early"])
+    assert (cause.kind, cause.log, cause.lines[-1]) == (kind, tmp_path / step, line)
+    assert cause.what.startswith(what)
 
 
 @cases("nemo_rl_outcome.cluster", "line", "kind", "what")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.sampling import OWN
@@ -26,8 +27,17 @@ KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
 DRIVER_STARTED = "driver_started"
 INSTALL_APPTAINER = Path(__file__).with_name("install_apptainer.sh")
-"""For images before v0.7.0: five tries, then the cluster ends. ray.sub ignores the text's status, so a failure kills
-the parent, the step's shell, and writes ENDED beside the text's file, which ends the other nodes and says why."""
+"""For images before v0.7.0: five tries, then the cluster ends."""
+FAIL_SETUP = """\
+fail() {
+  printf 'error: %s: %s\\n' "$(uname -n)" "$1" | tee "${0%/*}/ENDED"
+  kill "$PPID"
+  exit 1
+}
+"""
+"""ray.sub ignores the status of the setup on a node, so a failure kills the parent, the step's shell, and writes ENDED
+beside the text's file, which ends the other nodes and says why."""
+FAIL_DRIVER = """fail() { echo "error: $1"; exit 1; }"""
 NO_APPTAINER = (
     "no Apptainer after five tries at {}; let the nodes reach it, or name an image that has it (site's nemo_rl.images)"
 )
@@ -39,7 +49,7 @@ class Launch:
 
     `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
     last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
-    length of the learning rate's schedule where not max_num_steps.
+    length of the learning rate's schedule where not max_num_steps. `mark`: of the image, where known.
     """
 
     runtime: Runtime
@@ -52,6 +62,12 @@ class Launch:
     seed: int | None = None
     save_by: float | None = None
     schedule_steps: int | None = None
+    mark: str | None = None
+
+    @property
+    def checks(self) -> list[str]:
+        """Return the shell text that refuses another image than the site's, calling `fail`."""
+        return [mark_check(self.mark, self.runtime.image)] if self.mark else []
 
 
 def hydra_overrides(launch: Launch) -> list[str]:
@@ -156,8 +172,8 @@ def driver_command(launch: Launch) -> str:
     """
     runtime, settings = launch.runtime, launch.runtime.settings
     checkout, python = shlex.quote(str(runtime.checkout)), runtime.release.python.split()
-    lines = ["set -eu", f"cd {checkout}"]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.environment.items()]
+    lines = ["set -eu", *([FAIL_DRIVER, *launch.checks] if launch.checks else []), f"cd {checkout}"]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.stated.items()]
     lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
     lines.append(shlex.join([*python, "-c", PREWARM, launch.model]))
@@ -196,7 +212,10 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
             "SANDBOX_ENV_VARS": f"NEMO_SKILLS_SANDBOX_PORT={SANDBOX_PORT}",
             **dict.fromkeys(("LISTEN_PORT", "NGINX_PORT", "NEMO_SKILLS_SANDBOX_PORT"), SANDBOX_PORT),
         }
+    setup = launch.checks
     if release.apptainer:
         text = INSTALL_APPTAINER.read_text(encoding="utf-8").replace("{package}", shlex.quote(release.apptainer))
-        own["SETUP_COMMAND"] = text.replace("{failed}", shlex.quote(NO_APPTAINER.format(release.apptainer)))
+        setup = [*setup, text.replace("{failed}", shlex.quote(NO_APPTAINER.format(release.apptainer)))]
+    if setup:
+        own["SETUP_COMMAND"] = FAIL_SETUP + "\n".join(setup)
     return own

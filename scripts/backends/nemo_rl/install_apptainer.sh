@@ -6,5 +6,4 @@ for attempt in 1 2 3 4 5; do
     ln -sf /usr/bin/apptainer /usr/bin/singularity && exit 0
   sleep 10
 done
-printf 'error: %s: %s\n' "$(hostname)" {failed} | tee "${0%/*}/ENDED"
-kill "$PPID"
+fail {failed}

@@ -14,7 +14,7 @@ SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
-STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-worker-*.log")
+STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-head.log", "ray-worker-*.log")
 SIGNS = yaml.safe_load(Path(__file__).with_name("outcome.yaml").read_text(encoding="utf-8"))
 
 
@@ -35,10 +35,12 @@ class Cause:
 def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cause | None:
     """Return the first sign in the driver's log, else in ray.sub's; None without a sign.
 
-    `directory` has the logs of the cluster's steps, and ``ENDED`` after a failed step, with the reason where the setup
-    of a node failed.
+    A container that did not start counts first. `directory` has the logs of the cluster's steps, and ``ENDED`` after a
+    failed step, with the reason where the setup of a node failed.
     """
     ended = directory / "ENDED"
+    if refusal := refused_container(directory):
+        return refusal
     for log, source in ((driver_log, "driver"), (ended, "setup"), (cluster_log, "cluster")):
         lines = read_tail(log, TAIL_BYTES) if log is not None else []
         if log == cluster_log:
@@ -52,6 +54,17 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
         steps = (log for name in STEP_LOGS for log in directory.glob(name) if log.stat().st_size)
         log = min(steps, key=lambda log: log.stat().st_mtime, default=cluster_log)
         return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
+    return None
+
+
+def refused_container(directory: Path) -> Cause | None:
+    """Return why a job step's container did not start, in pyxis' and enroot's words; None without a sign."""
+    for name in STEP_LOGS:
+        for log in directory.glob(name):
+            lines = [line for line in read_tail(log) if "pyxis: " in line]
+            for sign in SIGNS["container"]:
+                if found := [line for line in lines if re.search(sign["pattern"], line)]:
+                    return Cause(sign["kind"], sign["what"], log, tuple(found[-SHOWN:]))
     return None
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
-from scripts.backends.nemo_rl.outcome import Cause, cause_of
+from scripts.backends.nemo_rl.containers import clear
+from scripts.backends.nemo_rl.outcome import Cause, cause_of, refused_container
 from scripts.backends.nemo_rl.runtime import container_environment
+from scripts.errors import UserError
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job
 
@@ -23,6 +25,7 @@ class RaySub:
 
     def __init__(self, launch: Launch, job: Job, logs: Path) -> None:
         runtime, checkout = launch.runtime, launch.runtime.checkout
+        clear(job, runtime)
         for name, value in runtime.environment.items():
             if value.startswith(runtime.nemo_rl.cache) and "URL" not in name:
                 Path(value).mkdir(parents=True, exist_ok=True)
@@ -32,7 +35,7 @@ class RaySub:
         left = logs / f"{job.id}-logs"
         if job.restarts and left.exists():  # older releases would take the signal files for new ones
             left.rename(logs / f"before{again}-{left.name}")
-        self.logs, self.job_id, self.log = logs, job.id, logs / f"ray-sub-{job.id}{again}.log"
+        self.logs, self.job, self.runtime, self.log = logs, job, runtime, logs / f"ray-sub-{job.id}{again}.log"
         self.started = time.time()
         print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
@@ -51,24 +54,28 @@ class RaySub:
         """Wait for the end, or end ray.sub once `is_over`; return whether ray.sub ended unasked."""
         try:
             while self.process.poll() is None and not is_over():
+                if self.driver_log() is None and refused_container(self.cluster_logs()):
+                    break  # v0.6.0's ray.sub would wait on
                 time.sleep(LOOK_SECONDS)
             return self.process.poll() is not None
         finally:
             self.end()
 
     def end(self) -> None:
-        """End ray.sub and the job steps, to which srun passes the signal."""
+        """End ray.sub and the job steps, to which srun passes the signal, and remove their containers."""
         for number, patience in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, 10.0)):
             if self.process.poll() is not None:
-                return
+                break
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience)
+        with contextlib.suppress(UserError):
+            clear(self.job, self.runtime)
 
     def cluster_logs(self) -> Path:
         """Return the folder of this start's logs; some releases add the count of restarts to the name."""
-        found = sorted(self.logs.glob(f"{self.job_id}*-logs"), key=lambda path: path.stat().st_mtime)
+        found = sorted(self.logs.glob(f"{self.job.id}*-logs"), key=lambda path: path.stat().st_mtime)
         return found[-1] if found else self.logs
 
     def driver_log(self) -> Path | None:

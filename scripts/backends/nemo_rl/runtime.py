@@ -80,6 +80,11 @@ class Runtime:
         }
         return filled | self.settings.environment
 
+    @property
+    def stated(self) -> dict[str, str]:
+        """Return the variables that win over an image's: the site's, then those of `environment`."""
+        return self.site.environment | self.environment
+
     def run(self, command: list[str], log: Path) -> None:
         """Run a program in the training container, by pyxis on the first node of the Slurm job around this process.
 
@@ -89,11 +94,12 @@ class Runtime:
         step = [
             *step_command(job, job.nodes[:1], self.site.slurm.node_gres, str(log)),
             *(f"--container-image={self.image}", f"--container-mounts={','.join(self.mounts)}"),
+            f"--container-env={','.join([*self.stated, 'PYTHONPATH'])}",
             *(f"--container-workdir={self.checkout}", "--no-container-mount-home"),
         ]
         done = subprocess.run(
             [*step, *command],
-            env=container_environment() | self.environment | {"PYTHONPATH": str(self.checkout)},
+            env=container_environment() | self.stated | {"PYTHONPATH": str(self.checkout)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch
+from scripts.backends.nemo_rl.containers import mark_of
 from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
@@ -75,6 +76,7 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
         schedule_steps=job.planned if job.config.is_asynchronous and is_other else None,
         seed=job.config.seed,
         save_by=save_by,
+        mark=mark_of(runtime.image),
     )
 
 
