@@ -4,11 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.containers import SCRIPT, places_of
 from tests.slurm import containers
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_chain import NemoRlChain
@@ -87,6 +89,10 @@ class ContainerChain(NemoRlChain):
 
     def _write_inputs(self) -> None:
         super()._write_inputs()
+        releases = self.root / "envs/nemo-rl.yaml"
+        table = yaml.safe_load(releases.read_text())
+        table["releases"]["v0.7.0"]["sandbox_command"] = "exec httpd -f -p $NGINX_PORT"  # its image has busybox alone
+        releases.write_text(yaml.safe_dump(table))
         path = os.pathsep.join((str(Path(sys.executable).parent), "/usr/bin", "/usr/sbin"))
         seen = {"PATH": path, "RAY_OVERRIDE_RESOURCES": '{"GPU":8}', "RAY_AUTH_MODE": "disabled"}
         for name in ("train", "sandbox"):
@@ -119,3 +125,95 @@ def test_a_stage_trains_in_the_image_of_its_site_on_nodes_with_old_containers(ch
     assert attempt["outcome"] == "finished"
     left = {host: set(chain.cluster.run("enroot", "list", host=host).split()) for host in chain.cluster.hosts}
     assert all(names == {"pyxis_mine"} for names in left.values()), left
+
+
+def test_the_sites_variables_win_over_the_images_in_the_driver_and_the_converter(chain):
+    assert containers.ENVIRONMENT["NEMO_RL_VENV_DIR"] != f"{chain.root}/venvs", "there the converter's worker is not"
+    assert (chain.results / "rlvr1/hf/record.json").is_file()
+    command = next((chain.results / "rlvr1/logs").glob("*-logs/driver_command.sh")).read_text()
+    assert f"export NEMO_RL_VENV_DIR={chain.root}/venvs" in command
+
+
+@pytest.fixture
+def alone(chain):
+    """The chain; its site and environment are as before afterwards."""
+    site, environment = chain.root / "config/sites/double.yaml", chain.environment
+    text = site.read_text()
+    yield chain
+    site.write_text(text)
+    chain.environment = environment
+
+
+def changed(chain: ContainerChain, **parts: dict | list) -> None:
+    """Change the site: a list is added to, a section updated."""
+    path = chain.root / "config/sites/double.yaml"
+    site = yaml.safe_load(path.read_text())
+    for name, part in parts.items():
+        site[name] = site[name] + part if isinstance(part, list) else site[name] | part
+    path.write_text(yaml.safe_dump(site))
+
+
+def test_a_container_of_another_image_is_refused_where_it_cannot_be_removed(alone, tmp_path):
+    other = containers.make_image(tmp_path / "other.sqsh", says="other", PATH="/usr/bin:/usr/sbin")
+    alone.cluster.run("srun", "--nodes=2", f"--container-image={other}", "--container-name=ray-head", "true")
+    folders = alone.environment["PATH"].split(os.pathsep)
+    alone.environment = alone.environment | {
+        "PATH": os.pathsep.join(folders[1:])
+    }  # pyxis finds enroot by slurmd's PATH
+    output = alone.train_at_once("old", "grpo.seed=2")
+    assert re.search(r"an old container; .*\n.*the container is of another image than .*/train.sqsh", output), output
+    assert "to be continued" not in output
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mounts": ["/none/such:/data"]}, "source path does not exist: /none/such"),
+        (
+            {"nemo_rl": {"images": {"train": "/none.sqsh", "sandbox": "/none.sqsh"}}},
+            "No such file or directory: /none.sqsh",
+        ),
+    ],
+)
+def test_a_container_that_does_not_start_is_told_at_once_in_pyxis_words_and_not_tried_again(alone, change, says):
+    changed(alone, **change)
+    began = time.monotonic()
+    output = alone.train_at_once(f"refused-{next(iter(change))}", f"grpo.seed={len(says)}")
+    assert says in output and "NeMo-RL ended" in output, output
+    assert "to be continued" not in output
+    assert time.monotonic() - began < 120
+
+
+def test_a_node_without_room_for_the_unpacked_image_is_told_before_ray_starts(alone):
+    place = f"{containers.DATA}/data"
+    alone.cluster.run("mount", "-t", "tmpfs", "-o", "size=100M", "tmpfs", place, host="node2")
+    try:
+        output = alone.train_at_once("full", "grpo.seed=3")
+    finally:
+        alone.cluster.run("umount", place, host="node2")
+    assert re.search(
+        r"error: node2: .*enroot's ENROOT_DATA_PATH, has 1\S* ?MB free, and .*train.sqsh takes 2\S* ?GB", output
+    )
+
+
+def test_ray_subs_containers_and_those_of_ended_jobs_are_removed_with_what_is_left_in_them(cluster, images):
+    def tell(*live: str) -> str:
+        return cluster.run("bash", SCRIPT, *live, host="node1")
+
+    for name in ("ray-head", "other"):
+        cluster.run(
+            "srun", "--nodelist=node1", f"--container-image={images['IMAGE']}", f"--container-name={name}", "true"
+        )
+    for left in ("pyxis_71.0", "pyxis_72.3", "pyxis_72_ray-head"):
+        cluster.run("mkdir", f"{containers.DATA}/data/{left}", host="node1")
+    (place,) = places_of(tell())
+    assert (place.host, place.folder, place.is_writable) == ("node1", f"{containers.DATA}/data", True)
+    assert "pyxis_ray-head" in cluster.run("enroot", "list", host="node1"), "told alone removes nothing"
+    daemon = "setsid sleep 4321 > /dev/null 2>&1 &"
+    cluster.run("srun", "--nodelist=node1", "--container-name=ray-head", "sh", "-c", daemon)
+    assert any("4321" in line for line in cluster.processes("node1")), "without cgroups it outlives its step"
+    tell("0", "72")
+    left = {*cluster.run("enroot", "list", host="node1").split()}
+    assert left & {"pyxis_71.0", "pyxis_ray-head"} == set()
+    assert left >= {"pyxis_72.3", "pyxis_72_ray-head", "pyxis_other"}
+    assert not any("4321" in line for line in cluster.processes("node1"))

@@ -1,5 +1,6 @@
 # Tell where enroot unpacks images on this host: the folder, the kind of file system, free bytes, whether roots are writable.
-# With the ids of live jobs as arguments, first remove what no process uses: ray.sub's containers and those of ended jobs.
+# With the ids of live jobs as arguments, first remove ray.sub's containers and those of ended jobs, and end what is left in
+# them: the node is this job's alone.
 command -v enroot > /dev/null || exit 0
 library=$(mktemp -d) && trap 'rm -r "$library"' EXIT
 # enroot sources the files of ENROOT_LIBRARY_PATH once its configuration is read.
@@ -9,19 +10,32 @@ printf '%s\t%s\t%s\t%s\t%s\n' "$(uname -n)" "$ENROOT_DATA_PATH" "$(stat --file-s
 exit
 END
 place() { ENROOT_LIBRARY_PATH=$library enroot list; }
-kind=$(place | cut -f 3)
+
+users() {
+  for root in /proc/[0-9]*/root; do
+    [ ! "$root/" -ef "$1" ] || echo "$root" | cut -d / -f 3
+  done
+}
+
+IFS=$'\t' read -r _ folder kind _ < <(place)
 case $#:$kind in
   0:* | *:nfs* | *:lustre | *:gpfs | *:beegfs | *:ceph | *:smb2 | *:fuseblk) ;; # other hosts' processes are not seen
   *)
-    enroot list --fancy | awk 'NR > 1 && $1 ~ /^pyxis_/ && NF == 1 { print $1 }' | while read -r name; do
-      case ${name#pyxis_} in
-        ray-head | ray-worker*) ;;
-        *[!0-9.]* | *.*.*) continue ;;
-        *.*) case " $* " in *" $(expr "$name" : 'pyxis_\([0-9]*\)') "*) continue ;; esac ;;
+    for name in $(enroot list); do
+      case $name in
+        pyxis_ray-head | pyxis_ray-worker*) ;;
+        pyxis_*[!0-9.]* | pyxis_*.*.*) continue ;;
+        pyxis_*.*) case " $* " in *" $(expr "$name" : 'pyxis_\([0-9]*\)') "*) continue ;; esac ;;
         *) continue ;;
       esac
+      for signal in 0 0 0 TERM 0 0 KILL; do # a step that has just ended needs a moment
+        left=$(users "$folder/$name")
+        [ -n "$left" ] || break
+        kill -"$signal" $left 2> /dev/null
+        sleep 1
+      done
       enroot remove --force "$name" < /dev/null || exit 1
-    done || exit 1
+    done
     ;;
 esac
 place
