@@ -57,7 +57,7 @@ def judge(
         return Result("not measured", f"{criterion.metric} was not measured ({bounds_text(criterion)}){advice}")
     value = None if math.isnan(found.value) else found.value
     number = "not finite" if value is None else f"{value:.4g}"
-    says = f"{criterion.metric} is {number}, {bounds_text(criterion)} (means of {found.window} steps)"
+    says = f"{criterion.metric} is {number}, {bounds_text(criterion)} ({found.over})"
     if found.step is None:
         return Result("pass", says, value)
     return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
@@ -127,7 +127,7 @@ def default_criteria(settings: StageSettings, steps: int, vocabulary: int) -> li
 
     A loss of almost the logarithm of the vocabulary is a uniform model's; of few steps a loss tells nothing.
     """
-    criteria = [Criterion(metric="held_out_change", min=COLLAPSE)]
+    criteria = [*settings.running_gate[len(settings.gate) :], Criterion(metric="held_out_change", min=COLLAPSE)]
     if settings.algorithm == "sft" and steps >= 2 * WINDOW:
         uniform = round(UNIFORM * math.log(vocabulary), 3)
         criteria += [Criterion(metric="loss_ratio", max=1, action="warn"), Criterion(metric="final_loss", max=uniform)]

@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scripts.errors import UserError
-from scripts.recipe.criteria import STEP_METRICS, WINDOW, Criterion
+from scripts.recipe.criteria import STEP_METRICS, Criterion
 from scripts.stage.progress import recent_steps
+
+GARBAGE = " (sampler and trainer hold different models: traps 24 and 82 of docs/traps.md)"
 
 
 class Measurement(NamedTuple):
@@ -20,6 +22,11 @@ class Measurement(NamedTuple):
     value: float
     window: int
     step: int | None
+
+    @property
+    def over(self) -> str:
+        """What the value is of, in words."""
+        return f"means of {self.window} steps" if self.window > 1 else "single steps"
 
 
 def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurement | None:
@@ -61,20 +68,20 @@ def bounds_text(criterion: Criterion) -> str:
 def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: int) -> None:
     """Raise UserError when a running stage breaks a bound that stops its gate and that later steps cannot mend.
 
-    Only bounds on the largest or smallest window count, once windows have full width. Steps logged after `last_step`
-    are ignored: they train again.
+    Only bounds on the largest or smallest window count, once windows have full width, and on the largest step. Steps
+    logged after `last_step` are ignored: they train again.
     """
     bounds = [bound for criterion in gate if (bound := _lasting(criterion)) is not None]
     logged = {entry["step"]: entry for entry in recent_steps(run)} if bounds else {}
     steps = [logged[step] for step in sorted(logged) if step <= last_step]
     for bound in bounds:
         found = judge_steps(bound, steps)
-        if found is None or found.window < WINDOW or found.step is None:
+        if found is None or found.window < STEP_METRICS[bound.metric].window or found.step is None:
             continue
         raise UserError(
             f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
-            f"{bounds_text(bound)} (mean of {WINDOW} steps), first at step {found.step}; mend the stage or the gate in "
-            f"the recipe. The steps are in {run / 'metrics.jsonl'}"
+            f"{bounds_text(bound)} ({found.over}), first at step {found.step}; mend the stage or the gate in the recipe"
+            f"{GARBAGE if found.over == 'single steps' else ''}. The steps are in {run / 'metrics.jsonl'}"
         )
 
 

@@ -14,7 +14,8 @@ BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 class StepMetric(NamedTuple):
     """A statistic of a column of metrics.parquet, over means of windows of at most so many measured steps.
 
-    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all.
+    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all; peak: the
+    largest step.
     """
 
     statistic: Literal["final", "ratio", "max", "min"]
@@ -25,7 +26,7 @@ class StepMetric(NamedTuple):
 _STATISTICS = {
     "loss": ["final", "ratio"],
     "kl": ["max"],
-    "gen_kl_error": ["max"],
+    "gen_kl_error": ["max", "peak"],
     "token_mult_prob_error": ["max"],
     "validation_loss": ["final"],
     "grad_norm": ["max"],
@@ -35,13 +36,21 @@ _STATISTICS = {
     "truncation_rate": ["final", "max"],
     "entropy": ["final", "ratio"],
     "masked_share": ["final", "max"],
+    "mismatch_share": ["max", "peak"],
+    "failed_share": ["final", "max"],
     "unjudged_share": ["final", "max"],
+    "generating_share": ["final"],
+    "waiting_share": ["final"],
+    "training_share": ["final"],
+    "weights_share": ["final"],
     "tool_call_frequency": ["final"],
     "tool_failure_frequency": ["final", "max"],
 }
 STEP_METRICS = {
     f"{column.removesuffix('_mean')}_ratio" if statistic == "ratio" else f"{statistic}_{column}": StepMetric(
-        statistic, column, 1 if column == "validation_loss" else WINDOW
+        "max" if statistic == "peak" else statistic,
+        column,
+        1 if statistic == "peak" or column == "validation_loss" else WINDOW,
     )
     for column, statistics in _STATISTICS.items()
     for statistic in statistics
@@ -80,3 +89,12 @@ class Criterion(Strict):
         if wants_one != (self.benchmark is not None):
             raise invalid(f"{self.metric} needs a benchmark" if wants_one else f"benchmark is not for {self.metric}")
         return self
+
+
+ROLLOUTS = [
+    Criterion(metric="peak_gen_kl_error", max=0.5),
+    Criterion(metric="peak_mismatch_share", max=0.9),
+    Criterion(metric="max_failed_share", max=0.1, action="warn"),
+    Criterion(metric="max_unjudged_share", max=0.1, action="warn"),
+]
+"""The default bounds on rollouts; docs/gates.md has the reasons."""

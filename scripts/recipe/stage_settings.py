@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, Validati
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
-from scripts.recipe.criteria import Criterion
+from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.source import Share
 from scripts.recipe.strict import Memory, Name, Strict, invalid
@@ -176,7 +176,13 @@ class StageSettings(Training):
     gate: list[Criterion] = Field([])
     """The success criteria, beside the default gate's."""
     default_gate: bool = True
-    """Also judge SFT by its loss, and any scored stage by a collapse of its held-out scores (docs/gates.md)."""
+    """Also judge SFT by its loss, rollouts by what failed, and scores by a collapse (docs/gates.md)."""
+
+    @property
+    def running_gate(self) -> list[Criterion]:
+        """Return the criteria of a stage in training: the gate, and default bounds on rollouts that it leaves open."""
+        stated = {criterion.metric for criterion in self.gate}
+        return self.gate + [bound for bound in ROLLOUTS if self.default_gate and bound.metric not in stated]
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the pinned versions that decide the weights, by name."""

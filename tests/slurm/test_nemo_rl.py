@@ -96,6 +96,8 @@ def test_metrics_have_the_columns_of_every_backend_and_no_kl_where_none_was_meas
     assert table["kl"].isna().all()
     for column in ("reward_mean", "reward_std", "response_length_mean", "gen_kl_error", "entropy", "lr", "seconds"):
         assert table[column].notna().all(), column
+    for column in ("mismatch_share", "waiting_share", "training_share", "weights_share"):
+        assert table[column].between(0, 1).all(), column
     assert set(dict(table["environment_rewards"][0])) == set(AGENTS)
 
 

@@ -220,6 +220,18 @@ def test_a_running_stage_is_not_judged_before_its_windows_are_full(tmp_path):
         refuse_divergence("s", [bound], run, last_step=10)
 
 
+def test_a_stage_in_training_has_the_default_bounds_on_rollouts_that_its_gate_leaves_open():
+    stage = load_recipe(SHORT).settings_of("rlvr1")
+    bounds = [bound.metric for bound in stage.running_gate[len(stage.gate) :]]
+    assert bounds == ["peak_gen_kl_error", "peak_mismatch_share", "max_failed_share", "max_unjudged_share"]
+    own = stage.model_copy(update={"gate": [Criterion(metric="peak_gen_kl_error", max=9)]})
+    assert [(bound.metric, bound.max) for bound in own.running_gate].count(("peak_gen_kl_error", 0.5)) == 0
+    assert stage.model_copy(update={"default_gate": False}).running_gate == stage.gate
+    sampling = stage.policy.generation.model_copy(update={"top_k": 5})
+    renormalized = stage.model_copy(update={"policy": stage.policy.model_copy(update={"generation": sampling})})
+    assert [bound.metric for bound in renormalized.running_gate[len(stage.gate) :]] == bounds[1:]
+
+
 # Held-out changes
 
 

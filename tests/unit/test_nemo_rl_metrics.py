@@ -10,7 +10,11 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from scripts.backends.nemo_rl.metrics import StepLog
+from scripts.errors import UserError
+from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.recipe.load import load_recipe
 from scripts.stage.progress import read_log
+from tests.conftest import ROOT
 
 ROLLOUTS = {"train/reward": 0.5, "train/total_reward/stddev": 0.25}
 STEP = ROLLOUTS | {"train/kl_penalty": 0.0, "train/lr": 1e-6, "train/loss": 0.125}
@@ -147,3 +151,85 @@ def test_steps_that_a_driver_made_after_its_watch_was_killed_are_logged_by_the_n
     driver.log(2, STEP | OVER)
     place.log()
     assert place.steps() == [1, 2]
+
+
+class Writer:
+    """NeMo-RL's own writer, used as its TensorboardLogger uses it."""
+
+    def __init__(self, logs) -> None:
+        tensorboard = pytest.importorskip("torch.utils.tensorboard")
+        self.writer = tensorboard.SummaryWriter(log_dir=str(logs / "exp_001/tensorboard"))
+
+    def log(self, step: int, prefix: str, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(f"{prefix}/{name}", value, step)
+        self.writer.flush()
+
+
+GAP = {"loss": 0.1, "gen_kl_error": 0.001, "token_mult_prob_error": 1.01, "num_masked_seqs_by_logprob_error": 4}
+
+
+def test_failed_and_unjudged_rollouts_are_shares_of_the_environment_with_most(place):
+    driver = Writer(place.logs)
+    verdicts = {
+        "swe_agents/agent_timed_out/mean": 0.25,
+        "swe_agents/eval_timed_out/mean": 0.5,
+        "swe_agents/reward/mean": 0,
+    }
+    driver.log(1, "train", verdicts | {"mcqa/agent_timed_out/max": 1.0, "aalcr/invalid_judge_response/mean": 0.125})
+    driver.log(1, "train", GAP | {"num_mask_sample_filtered": 8, "truncation_rate": 0.75})
+    driver.log(2, "train", GAP)
+    driver.log(3, "train", GAP | {"num_mask_sample_filtered": 24})
+    place.log(samples=32).follow(is_over=True)
+    shares = [[line.get(f"{name}_share") for name in ("failed", "unjudged", "mismatch")] for line in place.lines()]
+    assert shares == [[0.5, 0.125, 0.125], [None, None, 0.125], [0.75, None, 0.125]]
+    assert place.lines()[0]["truncation_rate"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("timing", "shares"),
+    [
+        (
+            {"generation": 50, "prepare_for_generation/total": 10, "policy_training": 20, "training_prep": 5}
+            | {"prepare_for_generation/transfer_and_update_weights": 8},
+            {"generating_share": 0.5, "weights_share": 0.1, "training_share": 0.25},
+        ),
+        (
+            {"exposed_generation": 30, "policy_and_reference_logprobs": 20, "policy_training": 30, "weight_sync": 5},
+            {"waiting_share": 0.3, "training_share": 0.5, "weights_share": 0.05},
+        ),
+    ],
+    ids=["synchronous", "asynchronous"],
+)
+def test_the_shares_of_a_steps_time_leave_out_phases_inside_others_and_what_is_no_time(place, timing, shares):
+    driver = Writer(place.logs)
+    driver.log(1, "train", GAP)
+    driver.log(1, "timing/train", timing | {"total_step_time": 100, "valid_tokens_per_sec_per_gpu": 9000})
+    place.log().follow()
+    (line,) = place.lines()
+    assert {name: value for name, value in line.items() if name.endswith("_share")} == pytest.approx(shares)
+    assert line["timing"] == timing
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"gen_kl_error": 7.5},
+        {"gen_kl_error": float("nan")},
+        {"gen_kl_error": 0.0, "num_masked_seqs_by_logprob_error": 32},
+    ],
+    ids=["seen by the loss", "not a number", "masked out of the loss"],
+)
+def test_garbage_of_a_sampler_that_woke_up_wrong_ends_the_stage_at_its_first_step(place, garbage):
+    settings = load_recipe(ROOT / "config/recipes/nano3.yaml").settings_of("rlvr")
+    driver, log = Writer(place.logs), place.log(samples=32)
+
+    def train(step: int, values: dict[str, float]) -> None:
+        driver.log(step, "train", GAP | values)
+        driver.log(step, "timing/train", {"total_step_time": 100})
+        log.follow()
+        refuse_divergence("rlvr", settings.running_gate, place.output.parent, log.last_step)
+
+    train(1, {})
+    with pytest.raises(UserError, match=r"peak_\w+ is .*\(single steps\), first at step 2; mend .*traps 24 and 82"):
+        train(2, garbage)

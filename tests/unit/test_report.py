@@ -157,6 +157,9 @@ def test_the_curves_show_what_was_measured_and_nothing_else_six_lines_a_chart(me
     assert many == [f"Reward by environment ({place} of 3)" for place in (1, 2, 3)]
     measured = metrics(step(1, kl=0.1, token_mult_prob_error=1.02, gen_kl_error=1e-4, valid_samples=40.0))
     assert asked | {"KL of trainer to sampler", "Samples not masked out"} <= {*titles(measured)}
+    rollouts = metrics(step(1, failed_share=0.1, mismatch_share=0.0, generating_share=0.6, training_share=0.3))
+    new = {"Rollouts that failed", "Samples masked out for their probabilities", "Shares of a step's time"}
+    assert new <= {*titles(rollouts)} and not new & {*plain}
 
 
 def test_names_are_shortened_to_what_tells_them_apart():

@@ -1,11 +1,13 @@
 """A recipe's keys are held against the release that it names: a made-up checkout here, real ones where they are."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.metrics import NAMES
+from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
@@ -100,3 +102,16 @@ def test_every_shipped_recipe_fits_its_release(name):
         assert keys == {"checkpointing.keep_top_k", "checkpointing.metric_name", "grpo.val_period"} | own.get(
             name, set()
         )
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", load_releases())
+def test_what_is_read_of_a_drivers_events_bears_the_releases_names(release):
+    """The names stand in the sources as literals or fields, but for those that the table says are not there."""
+    text = "\n".join(path.read_text() for path in (Path(CHECKOUTS) / release / "nemo_rl").rglob("*.py"))
+    names = {part for tag in (*NAMES["columns"], *NAMES["counts"]) for part in tag.split("/")[1:]}
+    names |= {phase for phases in NAMES["phases"].values() for phase in phases}
+    absent = {name for name in names if not re.search(rf"""["'/]{re.escape(name)}["'/]|\b{re.escape(name)}:""", text)}
+    assert absent == set(MADE["not_logged"].get(release, []))
+    assert "sleep(level=1)" in text and "sleep(level=2)" not in text, "trap 82"
+    assert "prefix_cache_hits" not in text, "trap 84: a column would show more than the docs say"

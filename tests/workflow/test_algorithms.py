@@ -157,6 +157,7 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
         if rewarded:
             assert set(entry["timing"]) == {"generation", "rewards", "update"} and min(entry["timing"].values()) > 0
             assert sum(entry["timing"].values()) == pytest.approx(entry["seconds"])
+            assert 0 < entry["generating_share"] < 1 - entry["training_share"] < 1
     write_metrics(straight / "metrics.jsonl", tmp_path / "metrics.parquet", STEPS)
 
 

@@ -16,7 +16,7 @@ NAMES = yaml.safe_load(Path(__file__).with_name("metrics.yaml").read_text(encodi
 KL = "train/kl_penalty"
 LAST_OF_A_STEP = "seconds"
 LEARNED = "loss"
-_ENVIRONMENT = re.compile(r"train/(.+)/reward/mean")
+_VERDICT = re.compile(r"train/(.+)/(\w+)/mean")
 _PHASE = "timing/train/"
 
 
@@ -44,17 +44,25 @@ class StepLog:
         newest = max(self._open, default=0)
         trained = [step for step in sorted(self._open) if LEARNED in self._open[step]]
         ended = [step for step in trained if is_over or step < newest or LAST_OF_A_STEP in self._open[step]]
-        entries = [{"step": step, **self._with_masked_share(self._open.pop(step))} for step in ended]
+        entries = [{"step": step, **self._with_shares(self._open.pop(step))} for step in ended]
         if entries:
             self.last_step, self.last_seconds = ended[-1], entries[-1].get(LAST_OF_A_STEP, 0.0)
             for entry in entries:
                 append_json(self.output, entry)
         return len(ended)
 
-    def _with_masked_share(self, entry: dict[str, Any]) -> dict[str, Any]:
-        if self.samples is None or "valid_samples" not in entry:
-            return entry
-        return entry | {"masked_share": max(0.0, 1 - entry["valid_samples"] / self.samples)}
+    def _with_shares(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Add shares of the step's samples, the largest of several for a column, and of the step's time."""
+        for column, share in entry.pop("shares", {}).values():
+            entry[column] = max(share, entry.get(column, 0.0))
+        if self.samples is not None and "valid_samples" in entry:
+            entry["masked_share"] = max(0.0, 1 - entry["valid_samples"] / self.samples)
+        timing, seconds = entry.get("timing", {}), entry.get(LAST_OF_A_STEP)
+        for column, phases in NAMES["phases"].items():
+            spent = [timing[phase] for phase in phases if phase in timing]
+            if spent and seconds:
+                entry[column] = sum(spent) / seconds
+        return entry
 
     def _read_events(self) -> None:
         for path in sorted(self.logs.glob("exp_*/tensorboard/**/events.out.tfevents.*")):
@@ -68,17 +76,23 @@ class StepLog:
             number = _scalar(value)
             if number is None or event.step < 1:
                 continue
-            environment = _ENVIRONMENT.fullmatch(value.tag)
-            if value.tag in NAMES:
-                self._open[event.step][NAMES[value.tag]] = number
+            verdict = _VERDICT.fullmatch(value.tag)
+            if value.tag in NAMES["columns"]:
+                self._open[event.step][NAMES["columns"][value.tag]] = number
             elif value.tag == KL and self.measures_kl:
                 self._open[event.step]["kl"] = number
             elif value.tag.startswith(_PHASE):
                 # a logged step is not opened again for a phase after the step's whole time
-                if event.step in self._open:
+                if event.step in self._open and not value.tag.endswith("_per_gpu"):
                     self._open[event.step].setdefault("timing", {})[value.tag.removeprefix(_PHASE)] = number
-            elif environment and environment[1] != "total_reward":
-                self._open[event.step].setdefault("environment_rewards", {})[environment[1]] = number
+            elif value.tag in NAMES["counts"] and self.samples:
+                shares = self._open[event.step].setdefault("shares", {})
+                shares[value.tag] = NAMES["counts"][value.tag], number / self.samples
+            elif verdict and verdict[2] in NAMES["verdicts"]:
+                shares = self._open[event.step].setdefault("shares", {})
+                shares[value.tag] = NAMES["verdicts"][verdict[2]], number
+            elif verdict and verdict[2] == "reward":
+                self._open[event.step].setdefault("environment_rewards", {})[verdict[1]] = number
 
 
 def _scalar(value: Any) -> float | None:

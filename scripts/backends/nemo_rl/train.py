@@ -118,7 +118,7 @@ class _Watch:
         """Look, and return whether to end the driver: at a request to stop, or after a standstill."""
         self.look()
         if self.steps.last_step < self.job.max_num_steps:
-            refuse_divergence(self.job.stage, self.job.settings.gate, self.job.run, self.steps.last_step)
+            refuse_divergence(self.job.stage, self.job.settings.running_gate, self.job.run, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
             return True

@@ -7,6 +7,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
+from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
@@ -248,6 +249,14 @@ class GrpoSettings(TrlSettings, GrpoTraining):
 
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
+
+    @property
+    def running_gate(self) -> list[Criterion]:
+        """Return the criteria; no default bound on the KL to vLLM's probabilities where those are renormalized."""
+        sampling = self.policy.generation
+        if sampling.top_p == 1 and sampling.top_k is None and sampling.min_p is None:
+            return super().running_gate
+        return [bound for bound in super().running_gate if bound in self.gate or bound.metric != "peak_gen_kl_error"]
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""

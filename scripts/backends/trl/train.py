@@ -138,7 +138,7 @@ class StageCallback(TrainerCallback):
         if state.global_step % self.updates == 0:
             if rank() == 0:
                 refuse_divergence(
-                    self.job.stage, self.job.settings.gate, self.job.run, state.global_step // self.updates
+                    self.job.stage, self.job.settings.running_gate, self.job.run, state.global_step // self.updates
                 )
             self.step_started = time.monotonic()
 
@@ -178,7 +178,10 @@ class StageCallback(TrainerCallback):
             for key, value in logs.items()
             if key.startswith(ENVIRONMENT_PREFIX)
         }
-        entry["timing"] = _phases(entry["seconds"], logs)
+        entry["timing"] = phases = _phases(entry["seconds"], logs)
+        if phases:
+            entry["generating_share"] = phases["generation"] / entry["seconds"]
+            entry["training_share"] = phases["update"] / entry["seconds"]
         append_json(self.log_path, entry)
         left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
         if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= 20:

@@ -19,6 +19,7 @@ from scripts.rows.chat_format import chat_template_of, compiled_template
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
+SPECULATION_KEY = "policy.generation.vllm_kwargs.speculative_config"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
@@ -57,6 +58,18 @@ def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
             f"{PREFIX_CACHE_KEY} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
             "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn "
             "is computed anew",
+        )
+
+
+def check_speculation(context: StageContext) -> Iterator[Finding]:
+    """Find tokens drafted by prediction heads beside cached prefixes of a hybrid with Mamba layers."""
+    caches = context.upstream and context.setting(PREFIX_CACHE_KEY) is not False
+    if caches and context.setting(SPECULATION_KEY) and _is_hybrid(context):
+        yield context.error(
+            83,
+            f"{SPECULATION_KEY} is set and {PREFIX_CACHE_KEY} is not false: vLLM continues from wrong Mamba states, "
+            "and rollouts are silently wrong (vLLM issue 53912); add the override "
+            f"{PREFIX_CACHE_KEY}=false, as super_launch.sh does",
         )
 
 
@@ -114,6 +127,15 @@ def check_adapters(context: StageContext) -> Iterator[Finding]:
             f"{section} lays adapters over {head}, which is {folder}'s embedding too: merged they would change what it "
             f"reads, and vLLM leaves them out; say exclude_modules: ['{head}']{also}",
         )
+
+
+def _is_hybrid(context: StageContext) -> bool:
+    """Return whether the model is a Nemotron-H; where no config is at hand, whether a name says Nemotron."""
+    name = context.stage.recipe.model.name
+    for folder in filter(None, (context.model, Path(name))):
+        if (folder / "config.json").is_file():
+            return "nemotronh" in str(config_of(folder).get("model_type")).replace("_", "").lower()
+    return "nemotron" in f"{name} {context.settings.config}".lower()
 
 
 def _adapts(context: StageContext, section: str, layer: str) -> bool:

@@ -139,6 +139,7 @@ class Grpo(Loop):
             "approx_entropy": 0.2 + math.exp(-self.step / 50),
             "token_mult_prob_error": choice.uniform(1.0, 1.02),
             "sampling_importance_ratio": choice.uniform(0.99, 1.01),
+            "num_masked_seqs_by_logprob_error": 0.0,
             "num_valid_samples": float(len(rows) * self.own["num_generations_per_prompt"]),
         }
 
@@ -198,7 +199,13 @@ class Grpo(Loop):
         print(f"  • Generation KL Error: {metrics['gen_kl_error']:.4f}\n  • Avg Reward: {metrics['reward']:.4f}")
         print(f"\n⏱️  Timing:\n  • Total step time: {seconds:.2f}s", flush=True)
         self.scalars("train", metrics, self.step)
-        self.scalars("timing/train", {"policy_training": seconds, "total_step_time": seconds}, self.step)
+        before = (
+            ("exposed_generation", "weight_sync")
+            if self.asynchronous
+            else ("generation", "prepare_for_generation/total")
+        )
+        phases = dict(zip((*before, "policy_training"), (0.5 * seconds, 0.1 * seconds, 0.3 * seconds), strict=True))
+        self.scalars("timing/train", phases | {"total_step_time": seconds}, self.step)
         if self.asynchronous or not self.config["env"].get("should_log_nemo_gym_responses", False):
             lines = [
                 {"content": "", "rewards": metrics["reward"], "agent_ref": row["agent_ref"], "idx": index}
