@@ -15,7 +15,7 @@ from typing import NamedTuple
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.errors import UserError
 from scripts.files import amount, sha256_file
-from scripts.slurm.client import Job, ask, client_environment, step_command
+from scripts.slurm.client import Job, ask, client_environment, in_one_line, step_command
 
 SCRIPT = Path(__file__).with_name("containers.sh")
 MARKED = "etc/environment"  # written by `enroot import`, and by nobody in a container
@@ -53,8 +53,8 @@ def refuse_little_room(place: Place, image: str) -> None:
     needed = UNPACKED * path.stat().st_size if path.is_file() else 0
     if place.free < needed:
         raise UserError(
-            f"{place.host}: {place.folder}, enroot's ENROOT_DATA_PATH, has {amount(place.free)}B free, and {image} "
-            f"takes {amount(needed)}B at least once unpacked; make room (enroot list, enroot remove)"
+            f"{place.host}: {place.folder}, enroot's ENROOT_DATA_PATH, has {amount(place.free)} free, and {image} "
+            f"takes {amount(needed)} at least once unpacked; make room (enroot list, enroot remove)"
         )
 
 
@@ -83,8 +83,9 @@ def clear(job: Job, runtime: Runtime) -> None:
     except subprocess.TimeoutExpired:
         raise UserError(f"removing containers of earlier jobs took {CLEAR_SECONDS:.0f} s; see enroot list") from None
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-        raise UserError(f"containers of earlier jobs cannot be removed: {' '.join(said)}; see enroot list on the nodes")
+        raise UserError(
+            f"containers of earlier jobs cannot be removed: {in_one_line(done.stderr)}; see enroot list on the nodes"
+        )
     for place in places_of(done.stdout):
         refuse_little_room(place, runtime.image)
 

@@ -12,7 +12,7 @@ from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.containers import clear
 from scripts.backends.nemo_rl.outcome import Cause, cause_of, refused_container
 from scripts.backends.nemo_rl.runtime import container_environment
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job
 
@@ -70,8 +70,10 @@ class RaySub:
                 os.killpg(self.process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(patience)
-        with contextlib.suppress(UserError):
+        try:
             clear(self.job, self.runtime)
+        except UserError as error:
+            warn(str(error))
 
     def cluster_logs(self) -> Path:
         """Return the folder of this start's logs; some releases add the count of restarts to the name."""
