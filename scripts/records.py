@@ -248,6 +248,7 @@ class Benchmark(TypedDict, total=False):
 
     score: Required[float]
     samples: Required[Count]
+    cut: float | None
     stderr: float | None
     metric: str
     before: float | None

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from scripts.files import read_tail
-from scripts.slurm.client import ENDED_BY_SLURM
+from scripts.slurm.client import ENDED_BY_SLURM, canceller_of
 from scripts.slurm.jobs import JobRecord, latest_jobs
 from scripts.slurm.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
@@ -98,7 +98,11 @@ class Retries:
             export_orphans(self.results)
         run, job = self.results / stage / "run", self._job(stage)
         before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
-        return reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
+        reason = reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
+        if job and job.state == "CANCELLED" and (user := canceller_of(job.id)):
+            mark = "if the site ends jobs whose GPUs idle, slurm.arguments: {comment: ...} may mark yours (trap 101)"
+            return f"{reason}; user {user} did; {mark}"
+        return reason
 
     def interruption(self, stage: str, goes_on: str) -> str:
         """Return what ended the stage's last attempt, by its last line or by Slurm's word, and where it goes on."""

@@ -6,7 +6,9 @@ An export's answers to a task lie in ``<store>/<content>/<key>/`` as lm-eval wro
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ from scripts.stage.tables import read_table
 
 NORMAL_95 = 1.959964
 SAME = 1e-6
+FULL = 0.98
+LENGTHS, LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"), 256
+"""lm-eval's keys of the most tokens of an answer, the first counts, and its number without any."""
 DATASET = {"path": "dataset_path", "name": "dataset_name", "split": "test_split"}
 """Facts of a task's data set, and lm-eval's words for them."""
 Documents = dict[tuple[str, int, str], float]
@@ -97,6 +102,21 @@ def read_documents(
                 found[task, row["doc_id"], row[told_by]] = float(row[number])
     is_mean = found and (score is None or abs(np.mean([*found.values()]) - score) < SAME)
     return dict(sorted(found.items())) if is_mean else None
+
+
+def share_cut(folder: Path, name: str, count: Callable[[str], int]) -> float | None:
+    """Return the share of a task's answers that fill their length, as cut ones do; None where a task generates none.
+
+    `count` counts a text's tokens; a text made of tokens may be read as a few less.
+    """
+    are_cut = []
+    for path in folder.rglob(f"samples_{name}_*.jsonl"):
+        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+            settings = row.get("arguments", {}).get("gen_args_0", {}).get("arg_1")
+            if isinstance(settings, dict):
+                most = next((settings[key] for key in LENGTHS if settings.get(key)), LENGTH)
+                are_cut += [count(text) >= FULL * most for texts in row["resps"] for text in texts]
+    return round(fmean(are_cut), 4) if are_cut else None
 
 
 def beside_parent(record: Benchmarks, parent: Benchmarks | None, store: Path) -> dict[str, Benchmark]:

@@ -11,9 +11,10 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import yaml
+from transformers import AutoTokenizer
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, read_scores
+from scripts.evaluate.benchmarks import beside_parent, read_scores, share_cut
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.installed import version_of
 from scripts.model.loading import count_gpus
@@ -123,6 +124,7 @@ def main(
     os.environ["OMP_NUM_THREADS"] = str(threads)
     folder, record = exported_model(export), read_record(export, ExportRecord)
     model, scores = settings_of_model(folder, accelerator, evaluation), {}
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for task in evaluation.task_list:
         key = key_of(task, evaluation, harness)
         kept = store / record["content"] / key
@@ -131,8 +133,12 @@ def main(
                 run_harness(settings_of(task) | model, packages, fresh)
         found = read_scores(kept, task.task, task.metric, key)
         for benchmark, entry in found.items():
+            entry["cut"] = share_cut(
+                kept, benchmark, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+            )
+            cut = f", {entry['cut']:.0%} of the answers cut" if entry["cut"] else ""
             error = "" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}"
-            print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']})", flush=True)
+            print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']}){cut}", flush=True)
         scores |= found
     before = read_record(parent, Benchmarks) if parent else None
     known = {name: record[name] for name in ("stage", "step", "content")}

@@ -39,7 +39,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """A score before and after a stage; None: unknown. `error` is a benchmark's standard error.
+    """A score before and after a stage; None: unknown. A benchmark has the standard `error`, and answers `cut`.
 
     `change` counts from the stage's start, `from_first` from the chain's first scored stage.
     """
@@ -51,6 +51,7 @@ class Score:
     change: Interval
     from_first: Interval
     error: float | None
+    cut: float | None
 
 
 def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
@@ -81,6 +82,7 @@ def _score(name: str, entry: Scores | Benchmark) -> Score:
         change=Interval.of(entry.get("change"), None if before is None else after - before),
         from_first=Interval.of(entry.get("change_from_first")),
         error=entry.get("stderr"),
+        cut=entry.get("cut"),
     )
 
 

@@ -99,6 +99,16 @@ def has_ended(job_id: str) -> bool | None:
     return job is None or job.state in ENDED_STATES or job.state in ("PENDING", "REQUEUED")
 
 
+def canceller_of(job_id: str) -> str | None:
+    """Return the number of another user who cancelled a job; None where the accounting database does not tell."""
+    try:
+        state = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}")
+    except UserError:
+        return None
+    found = re.match(r"CANCELLED by (\d+)", state)
+    return found[1] if found and int(found[1]) != os.getuid() else None
+
+
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
     """Wait until a job, running or pending, is gone for good."""
     while True:

@@ -1,5 +1,6 @@
 """Scores on benchmarks: how they are kept, compared, judged by gates, and shown in the report and the card."""
 
+import json
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.evaluate.benchmarks import beside_parent, read_documents, read_scores
+from scripts.evaluate.benchmarks import beside_parent, read_documents, read_scores, share_cut
 from scripts.evaluate.gate import judge
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
@@ -54,6 +55,26 @@ def test_a_score_stands_beside_the_parents_and_the_firsts_paired_by_document(sco
     assert second["change"]["high"] - second["change"]["low"] < 1.5 * independent, "paired: narrower than two samples"
     assert third["change"]["value"] == third["change"]["low"] == 0.0
     assert third["change_from_first"]["value"] == 0.25 and third["first"] == BASE
+
+
+@pytest.mark.parametrize(
+    ("settings", "answers", "share"),
+    [
+        ({"until": ["!"], "max_gen_toks": 4}, ["a b c d", "a b c", "a", ""], 0.25),
+        ({"max_new_tokens": 3, "max_tokens": 9}, ["a b c d", "a b c", "a b", "a"], 0.5),
+        ({"max_gen_toks": 100}, [" ".join("a" * 98), " ".join("a" * 97)], 0.5),
+        ({}, ["a " * 256, "a " * 250], 0.5),
+        (None, ["a b c d"], None),
+    ],
+)
+def test_answers_that_fill_their_length_are_counted_as_cut_and_texts_that_are_weighed_are_not(
+    tmp_path, settings, answers, share
+):
+    arguments = {"gen_args_0": {"arg_0": "?", "arg_1": " A" if settings is None else settings}}
+    rows = [json.dumps({"arguments": arguments, "resps": [[answer]]}) for answer in answers]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/samples_gsm8k_2026.jsonl").write_text("\n".join(rows))
+    assert share_cut(tmp_path, "gsm8k", lambda text: len(text.split())) == share
 
 
 def test_what_was_asked_otherwise_is_not_compared(score):
@@ -163,7 +184,7 @@ def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp
     write_stage(tmp_path, "sft")
     write_json(tmp_path / "sft/benchmarks.json", record | {"stage": "sft"})
     write_stage_page(tmp_path / "sft", write_manifest(tmp_path), tmp_path / "page.html")
-    assert "<td>0.500</td><td>0.725</td><td>0.071</td><td>+0.225</td>" in (tmp_path / "page.html").read_text()
+    assert "<td>0.500</td><td>0.725</td><td>0.071</td><td></td><td>+0.225</td>" in (tmp_path / "page.html").read_text()
     write_environments_page([], tmp_path / "chain.html", [base, record])
     page = (tmp_path / "chain.html").read_text()
     assert "0.50 ± 0.080" in page and "0.72 ± 0.071 ▲" in page and "Environments over the chain</h1>" not in page

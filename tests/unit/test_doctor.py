@@ -15,7 +15,7 @@ def test_on_its_site_only_paths_are_missing_and_the_note_is_told(tmp_path, recip
     assert "note: Published data are a part of what the released model learnt from" in out
     assert out.index("note: ") > out.rindex("(trap ")
     for line in out.splitlines():
-        missing = ("no ray.sub there", "no such image", "no config.json there", "all stages")
+        missing = ("no ray.sub there", "no such image", "no config.json there", "all stages", "was tried; run some")
         assert line.startswith(("note: ", "6 stages: ")) or any(it in line for it in missing), line
 
 

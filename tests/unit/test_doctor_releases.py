@@ -24,7 +24,7 @@ PRODUCTION = [
 ]
 OF_RLVR_AND_RLHF, OF_SWE = "rlvr1, rlvr2, rlvr3, rlhf", "swe1, swe2"
 FINDINGS = {
-    name: {("warning", OF_RLVR_AND_RLHF, 67), ("warning", OF_SWE, 67)}
+    name: {("warning", OF_RLVR_AND_RLHF, 67), ("warning", OF_SWE, 67), ("warning", "swe2", 87)}
     for name in ("super3", "super3-b200", "super3-small")
 }
 OF_MAIN = {name: {("warning", "rlvr", 10)} for name in ("nano3", "lora-8b-megatron")}  # its configs save asynchronously

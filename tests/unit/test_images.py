@@ -1,11 +1,13 @@
 """Container images: what the config may say, that Dockerfiles are pinned and clean, and that no image is half-made.
 
-mksquashfs, bash and hadolint are the real ones, each skipped where it is not installed; uv is a stand-in.
+mksquashfs, bash and hadolint are the real ones, each skipped where it is not installed; uv and Apptainer are stand-ins.
 """
 
+import difflib
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -14,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from scripts.backends.nemo_rl.images import image_of, task_images, verify, verify_squashfs
+from scripts.backends.nemo_rl.images import GUARDED, PROVED, image_of, task_images, verify, verify_squashfs
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.errors import UserError
 from tests import programs
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, needs_checkouts
 
 DOCKERFILES = sorted((ROOT / "containers").glob("*.Dockerfile"))
 DIGEST = "sha256:" + "a" * 64
@@ -243,7 +246,7 @@ def test_the_image_of_an_instance_is_the_one_whose_file_gym_finds_by_its_exact_n
 def test_the_rows_of_other_agents_need_no_image_and_an_instance_counts_once(split):
     path = split(swe_row(), swe_row("x", "x", agent="math_with_judge_simple_agent"), swe_row(agent="swe_agents_val"))
     file, image = SOURCES["astropy__astropy-12907", VERIFIED]
-    assert task_images([path, path]) == {file: image}
+    assert {name: source for name, (source, _) in task_images([path, path]).items()} == {file: image}
     ask = ("scripts.backends.nemo_rl.images", "tasks", path, "--missing-in", path.parent)
     assert programs.run(*ask).stdout == f"{file}\t{image}\n"
     (path.parent / file).touch()
@@ -276,3 +279,128 @@ def test_a_row_that_names_no_image_is_an_error_with_its_line(split, row, message
 def test_a_blend_without_swe_rows_is_an_error(split):
     with pytest.raises(UserError, match="no task image is needed; is this the swe2 blend"):
         task_images([split(swe_row(agent="mcqa_simple_agent"))])
+
+
+# --- task images, tried ---
+
+# In place of Apptainer: the image's repository in a folder with this machine's own, which a process of its own namespaces
+# takes for /. Real are unsquashfs, the namespaces, git and pytest.
+APPTAINER = """#!/bin/bash
+while [ "$1" != --bind ]; do options="$options $1"; shift; done
+proof=${2%%:*} image=$3; shift 3
+[[ $options != *--pid* || -n "$UNGUARDED" ]] || own="--pid --fork --mount-proc=$ROOTFS/proc"
+mkdir -p "$ROOTFS"
+for folder in /*; do
+    [ -d "$folder" ] && mkdir -p "$ROOTFS$folder" || continue
+    mounts="$mounts mount --rbind $folder $ROOTFS$folder;"
+done
+rm -rf "$ROOTFS/testbed"; mkdir -p "$ROOTFS/proof"
+unsquashfs -quiet -no-progress -o 4096 -d "$ROOTFS/testbed" "$image" > /dev/null
+exec unshare --mount bash -c "$mounts mount --bind $proof $ROOTFS/proof
+    exec unshare $own chroot $ROOTFS \\"\\$@\\"" apptainer "$@"
+"""
+WRONG, RIGHT = "def add(a, b):\n    return a - b\n", "def add(a, b):\n    return a + b\n"
+TEST = "from sums import add\n\n\ndef test_add():\n    assert add(2, 2) == 4\n"
+
+
+def diff(name: str, old: str, new: str) -> str:
+    before = "/dev/null" if not old else f"a/{name}"
+    kind = "" if old else "new file mode 100644\n"
+    lines = difflib.unified_diff(old.splitlines(True), new.splitlines(True), before, f"b/{name}")
+    return f"diff --git a/{name} b/{name}\n{kind}{''.join(lines)}"
+
+
+@pytest.fixture
+def proved(tmp_path, monkeypatch, write_rows):
+    """Prove the image of a row, made of a repository; `spoil` it by a shell's text, `facts` of the row, its machine."""
+    if os.geteuid() or not all(map(shutil.which, ("mksquashfs", "unsquashfs", "unshare"))):
+        pytest.skip("mounts need root, and images squashfs-tools")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/apptainer").write_text(APPTAINER)
+    (tmp_path / "bin/apptainer").chmod(0o755)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("ROOTFS", str(tmp_path / "rootfs"))
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    git = "git -c user.name=n -c user.email=e"
+
+    def prove(spoil: str = "true", machine: bytes = b"02", **facts: object) -> subprocess.CompletedProcess:
+        repository = tmp_path / "repository"
+        repository.mkdir()
+        (repository / "sums.py").write_text(WRONG)
+        made = f"git init -q -b main . && git add . && {git} commit -qm base && base=$(git rev-parse HEAD) && {spoil}"
+        shell = subprocess.run(
+            ["bash", "-euc", f'git() {{ command {git} "$@"; }}; {made}; echo $base'],
+            cwd=repository,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        told = {"base_commit": shell.stdout.split()[-1], "FAIL_TO_PASS": json.dumps(["test_sums.py::test_add"])}
+        told |= {"patch": diff("sums.py", WRONG, RIGHT), "test_patch": diff("test_sums.py", "", TEST)} | facts
+        row = swe_row()
+        row["responses_create_params"]["metadata"]["instance_dict"] = json.dumps(told)
+        (sif := tmp_path / "sif").mkdir()
+        subprocess.run(["mksquashfs", repository, tmp_path / "part", "-quiet", "-no-progress"], check=True)
+        header = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\x0001\x00" + machine
+        file, _ = SOURCES["astropy__astropy-12907", VERIFIED]
+        (sif / file).write_bytes(header.ljust(4096, b"\0") + (tmp_path / "part").read_bytes())
+        split = write_rows("train-split.jsonl", [row])
+        return programs.run("scripts.backends.nemo_rl.images", "prove", split, "--sif", sif)
+
+    return prove
+
+
+def test_an_image_is_proved_in_which_the_gold_patch_alone_pays(proved, tmp_path):
+    done = proved()
+    assert (done.returncode, done.stdout.count("astropy-12907.sif: proved\n")) == (0, 1), done.stderr
+    assert json.loads((tmp_path / "sif" / PROVED).read_text()) == [SOURCES["astropy__astropy-12907", VERIFIED][0]]
+
+
+UNTRIED = {"FAIL_TO_PASS": []}
+FIX = f"printf '{RIGHT}' > sums.py; git commit -qam fix".replace("\n", "\\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "facts", "says"),
+    [
+        (
+            f"git checkout -qb fix; {FIX}; git checkout -q main",
+            UNTRIED,
+            "git log --all --reflog --not HEAD has commits",
+        ),
+        (f"{FIX}; git tag fix; git reset -q --hard $base", UNTRIED, "git log --all --reflog --not HEAD has commits"),
+        (f"{FIX}; git reset -q --hard $base", UNTRIED, "git log --all --reflog --not HEAD has commits"),
+        (FIX, {}, "the empty patch pays 1"),
+        ("true", {"patch": diff("other.py", "", "pass\n")}, "the gold patch pays 0"),
+        ("true", UNTRIED | {"base_commit": "0" * 40}, "its HEAD does not come from the row's base_commit"),
+        ("true", UNTRIED | {"machine": b"04"}, "is for aarch64, but this node is x86_64 (trap 88)"),
+    ],
+    ids=["branch", "tag", "reflog", "mended", "gold", "base", "machine"],
+)
+def test_an_image_that_would_spoil_rewards_is_named_with_the_reason(proved, tmp_path, spoil, facts, says):
+    if platform.machine() != "x86_64":
+        pytest.skip("the images are for x86_64")
+    done = proved(spoil, **facts)
+    assert done.returncode == 1 and f"astropy-12907.sif: {says}" in done.stderr, (done.stdout, done.stderr)
+    assert not (tmp_path / "sif" / PROVED).exists()
+
+
+def test_a_container_without_processes_of_its_own_is_named(proved, monkeypatch):
+    monkeypatch.setenv("UNGUARDED", "1")
+    assert "its processes may end the node's (trap 86)" in proved(**UNTRIED).stderr
+
+
+def test_rewards_by_other_tests_than_pytests_are_said_not_to_be_tried(proved):
+    done = proved(FAIL_TO_PASS=["test_add (sums.Test)"])
+    assert done.returncode == 0 and "proved; rewards not tried" in done.stdout
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", ["v0.6.0", "v0.7.0", "super-v3", "main"])
+def test_the_releases_gym_runs_task_images_with_these_options(release):
+    agents = Path(CHECKOUTS, release, "3rdparty/Gym-workspace/Gym/responses_api_agents/swe_agents")
+    if not agents.is_dir():
+        pytest.skip("the checkout was cloned without Gym")
+    text = "".join(path.read_text() for path in agents.glob("*.py"))
+    assert re.findall(r"apptainer exec (--[^\"{]*) \"", text) == [" ".join(GUARDED)]
+    assert "git gc" not in text and "reflog expire" not in text, "it leaves the image's history as it is"

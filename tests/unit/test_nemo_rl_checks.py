@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from pydantic import BaseModel
@@ -18,6 +19,7 @@ from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
 from scripts.backends.nemo_rl.checks.sums import GYM
 from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.upstream import any_launch
@@ -143,6 +145,11 @@ class World:
         (self.root / path).write_bytes(bytes(size))
         return self
 
+    def mounted(self, kind: str) -> "World":
+        """With all of the world on such a file system, by a kernel's own table."""
+        (self.root / "proc/self/mounts").write_text(f"rootfs / ext4 rw 0 0\nserver:/x {self.root} {kind} rw,hard 0 0\n")
+        return self
+
     def template(self, text: str) -> "World":
         """With a chat template of the model."""
         (self.root / "model/chat_template.jinja").write_text(text)
@@ -192,6 +199,10 @@ def make_config(name: str) -> dict[str, Any]:
 @pytest.fixture
 def world(tmp_path, monkeypatch) -> World:
     monkeypatch.delenv("HF_HOME", raising=False)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", f"{tmp_path}/proc")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/mounts").write_text("rootfs / ext4 rw 0 0\n")
+    write_json(tmp_path / "sif" / PROVED, [])
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     for image in ("train.sqsh", "sandbox.sqsh"):

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,14 +17,24 @@ import pytest
 
 from scripts.backends.nemo_rl.command import (
     DRIVER_STARTED,
+    PORTS,
     Launch,
     cluster_environment,
     hydra_overrides,
 )
 from scripts.backends.nemo_rl.outcome import cause_of
+from scripts.backends.nemo_rl.ray_sub import warn_of_ports
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import container_environment
+from scripts.backends.nemo_rl.train import launch_of, train
 from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.backends.protocol import Allocation, TrainingJob
+from scripts.backends.stop import StopRequest
+from scripts.errors import CutOffError, UserError
+from scripts.files import write_json
+from scripts.recipe.load import load_site
+from scripts.slurm.client import Job
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
 
@@ -311,3 +322,87 @@ def test_a_node_that_cannot_be_set_up_ends_the_real_ray_subs_step(node, tmp_path
     assert 'bash "$SETUP' not in expanded and str(node.logs / "setup_command.sh") in expanded
     step = expanded.replace(f"/launch-{side}.sh", str(tmp_path / "launch.sh")).replace("/opt/", str(tmp_path / "opt/"))
     assert_that_a_failed_setup_ends_the_step(node, step)
+
+
+# --- Watching ray.sub ---
+
+PORT_NAMES = re.compile(r"^(\w*PORT)=(\$\{\1:-\d+\})", re.MULTILINE)
+HOPELESS_DRIVER = """
+mkdir -p "$BASE_LOG_DIR/$SLURM_JOB_ID-logs"
+printf 'loading\\n%s\\n' "$SAID" > "$BASE_LOG_DIR/$SLURM_JOB_ID-logs/ray-driver.log"
+mkdir -p "$IMPORT"
+exec sleep 20
+"""
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """Train a stage by a ray.sub whose driver says one line and lives on; what was raised, and the import's folder."""
+
+    def train_with(said: str) -> tuple[UserError, Path]:
+        for name in ("squeue", "srun"):  # which has no container to remove
+            (tmp_path / name).write_text("#!/bin/sh\n")
+            (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        (tmp_path / "checkout").mkdir()
+        (tmp_path / "checkout/ray.sub").write_text(HOPELESS_DRIVER)
+        recipe = RECIPES["super3"]
+        site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+        nemo_rl = site.nemo_rl.model_copy(
+            update={"cache": f"{tmp_path}/cache", "checkouts": {recipe.release: f"{tmp_path}/checkout"}}
+        )
+        site = site.model_copy(update={"nemo_rl": nemo_rl})
+        stage = Stage(recipe, tmp_path / "results", "rlvr1")
+        rows = {"sha256": "0", "rows": 51200, "environments": {}}
+        write_json(stage.manifest, {"train": rows, "validation": rows})
+        job = TrainingJob.of(stage, max_num_steps=3, threads=1, stop=StopRequest())
+        job.run.mkdir(parents=True)
+        launch = launch_of(job, site)
+        imported = launch.runtime.import_of(launch.model)
+        monkeypatch.setenv("SAID", said)
+        monkeypatch.setenv("IMPORT", str(imported / "iter_0000000"))
+        monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.LOOK_SECONDS", 0.05)
+        nodes = Job("7", "RUNNING", ("node1",), None, cpus_per_node=16, requeues=True, restarts=0)
+        began = time.monotonic()
+        with pytest.raises(UserError) as error:
+            train(job, Allocation(nodes, site))
+        assert time.monotonic() - began < 10, "long before the driver's own end"
+        return error.value, imported
+
+    return train_with
+
+
+def test_a_driver_whose_import_leaves_weights_out_is_ended_at_once_and_its_import_is_used_by_no_other(trained):
+    error, imported = trained("(MegatronPolicyWorker pid=7) WARNING: Can't find mtp.0.experts.0.weight in hf_keys")
+    assert not isinstance(error, CutOffError) and "would stay random (trap 89)" in str(error)
+    (aside,) = imported.parent.iterdir()
+    assert aside.name.startswith(f"spoilt_{imported.name}.")
+
+
+def test_a_driver_whose_thread_of_rollouts_has_failed_is_ended_at_once_and_tried_again(trained):
+    error, imported = trained("(AsyncTrajectoryCollector pid=7) ❌ Error in trajectory collection: no server")
+    assert isinstance(error, CutOffError) and "(trap 99)" in str(error) and imported.exists()
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", load_releases())
+def test_the_real_ray_subs_ports_lie_outside_those_that_kernels_lend(release):
+    said = PORT_NAMES.findall(Path(CHECKOUTS, release, "ray.sub").read_text())
+    names = [name for name, _ in said if "SANDBOX" not in name and name != "DASHBOARD_PORT"]
+    assert {*names} == {*PORTS}
+    script = "".join(f"{name}={default}\n" for name, default in said) + "".join(f"echo ${name}\n" for name in names)
+    shown = subprocess.run(["bash", "-euc", script], env=PORTS, capture_output=True, text=True, check=True).stdout
+    assert max(map(int, shown.split())) < 9000
+
+
+@pytest.mark.parametrize(
+    ("lent", "release", "warned"),
+    [("9000 65000", "v0.7.0", True), ("32768 60999", "v0.7.0", False), ("9000 65000", "main", False)],
+)
+def test_a_node_that_lends_nemo_rls_ports_to_others_is_told_before_the_start(
+    tmp_path, monkeypatch, capsys, lent, release, warned
+):
+    (tmp_path / "range").write_text(lent)
+    monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.PORT_RANGE", tmp_path / "range")
+    warn_of_ports("rlvr1", load_releases()[release])
+    assert ("net.ipv4.ip_local_reserved_ports=9000-28000" in capsys.readouterr().out) is warned

@@ -1,11 +1,12 @@
 """How a driver of NeMo-RL ended is read off its logs, since its exit status says little."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from scripts.backends.nemo_rl.outcome import SHOWN, SIGNS, cause_of, data_ended
+from scripts.backends.nemo_rl.outcome import HOPELESS, SHOWN, SIGNS, cause_of, data_ended
 from scripts.backends.nemo_rl.releases import load_releases
 from tests.cases import cases, tables_of
 from tests.production import CHECKOUTS, needs_checkouts
@@ -72,6 +73,27 @@ def test_each_sign_in_the_clusters_log_is_read(logs, line, kind, what):
     cause = logs(None, ["starting", line])
     assert (cause.kind, cause.log.name, cause.lines) == (kind, "ray-sub.log", ("starting", line))
     assert cause.what.startswith(what)
+
+
+def test_only_failures_that_a_driver_survives_for_nothing_end_it_at_once():
+    driver = tables_of("nemo_rl_outcome")["driver"]
+    lines = {name: row[0] if isinstance(row, list) else row["line"] for name, row in driver.items()}
+    assert {name for name, line in lines.items() if HOPELESS.search(line)} == {"import", "collector"}
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", load_releases())
+def test_every_release_prints_the_sign_of_a_failed_thread_of_rollouts_and_goes_on(release):
+    (text,) = [
+        text
+        for path in Path(CHECKOUTS, release, "nemo_rl/algorithms").rglob("*.py")
+        if "def _collection_loop" in (text := path.read_text())
+    ]
+    (handler,) = re.findall(
+        r"\n        except Exception as e:\n((?: {12}.*\n|\n)+)", text.partition("_collection_loop(self")[2]
+    )[:1]
+    assert HOPELESS.search(re.search(r'print\(f"(.*)\{e\}"\)', handler)[1])
+    assert "raise" not in handler
 
 
 def test_logs_that_bear_no_sign_give_no_cause(logs):

@@ -1,10 +1,13 @@
 """Which trainings are tried again: those that something cut off, as long as they get on."""
 
+import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from scripts.commands.retries import NO_MORE, Retries, reason_to_stop
+from scripts.slurm.jobs import note_submission, read_call, write_call
 from scripts.stage.attempts import begin_attempt, end_attempt
 
 
@@ -46,6 +49,23 @@ def test_a_job_that_ended_before_it_began_to_train_failed_for_its_own_reason(run
 def test_scancel_stops_for_good_even_when_the_step_was_saved(run):
     attempt(run, "unfinished")
     assert "somebody cancelled its Slurm job" in reason_to_stop(run, 7, 0, "CANCELLED", "log")
+
+
+@pytest.mark.parametrize(
+    ("sacct", "is_told"),
+    [("CANCELLED by 4711\n", True), (f"CANCELLED by {os.getuid()}\n", False), ("TIMEOUT\n", False), (None, False)],
+)
+def test_another_user_who_cancelled_a_job_is_known_by_the_accounting(run, tmp_path, monkeypatch, sacct, is_told):
+    program = tmp_path / "sacct"
+    program.write_text("#!/bin/sh\nexit 1\n" if sacct is None else f"#!/bin/sh\nprintf '{sacct}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    note_submission("a", "7", "rule_train_wildcards_stage", str(tmp_path))
+    write_call("a", {"7": replace(read_call("a")["7"], state="CANCELLED")})
+    said = Retries(tmp_path, call=7, on_slurm=True).decision("stage")
+    assert said.startswith("somebody cancelled its Slurm job")
+    assert ("user 4711 did; if the site ends jobs whose GPUs idle, slurm.arguments: {comment: ...}" in said) is is_told
 
 
 def test_two_without_a_new_step_are_enough_but_waiting_for_another_job_is_no_attempt(run):

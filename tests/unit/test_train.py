@@ -121,8 +121,11 @@ def test_a_damaged_record_is_one_clear_message(tmp_path):
 def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
     manifest, export = tmp_path / "manifest.json", tmp_path / "record.json"
 
-    def identity(seed=1, train="t", revision="r1", content="abc", note="") -> str:
-        config = CONFIG.model_copy(update={"seed": seed})
+    def identity(seed=1, train="t", revision="r1", content="abc", note="", rate=1e-5, trl="1") -> str:
+        optimizer = CONFIG.policy.optimizer.model_copy(update={"lr": rate})
+        policy = CONFIG.policy.model_copy(update={"optimizer": optimizer})
+        release = CONFIG.release | {"trl": trl}
+        config = CONFIG.model_copy(update={"seed": seed, "policy": policy, "release": release})
         splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
         write_json(manifest, {"source": {"name": "here", "revision": revision}, **splits})
         write_json(export, {"stage": "sft", "step": len(note), "identity": "0", "content": content, "files": {}})
@@ -130,7 +133,8 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 
     first = identity()
     assert identity(revision="r2") == first and identity(note="another comment") == first
-    assert len({first, identity(seed=2), identity(train="u"), identity(content="abd")}) == 4
+    others = {identity(seed=2), identity(train="u"), identity(content="abd"), identity(rate=2e-5), identity(trl="2")}
+    assert len({first, *others}) == 6
     assert identity_of(stage_facts(CONFIG, manifest, None)) != first
 
 

@@ -1,7 +1,9 @@
 """A recipe's keys are held against the release that it names: a made-up checkout here, real ones where they are."""
 
+import ast
 import re
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import yaml
@@ -13,6 +15,7 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from tests.cases import cases, tables_of
+from tests.conftest import ROOT
 from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, stages_of, stated, whole_recipe
 
 CONFIG = "examples/nemo_gym/stage.yaml"
@@ -115,3 +118,57 @@ def test_what_is_read_of_a_drivers_events_bears_the_releases_names(release):
     assert absent == set(MADE["not_logged"].get(release, []))
     assert "sleep(level=1)" in text and "sleep(level=2)" not in text, "trap 82"
     assert "prefix_cache_hits" not in text, "trap 84: a column would show more than the docs say"
+
+
+def releases_with_traps() -> list[tuple[str, str, str]]:
+    """Release, trap and what the table of docs/traps.md says, for each trap whose code is known here."""
+    lines = (ROOT / "docs/traps.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    (head,) = (cells for cells in table if cells[0] == "trap" and cells[-1] == "where")
+    rows = (
+        cells for cells in table if len(cells) == len(head) and cells[0].isdecimal() and int(cells[0]) in MADE["traps"]
+    )
+    return [(head[place], cells[0], cells[place]) for cells in rows for place in range(1, len(head) - 1)]
+
+
+@needs_checkouts
+@pytest.mark.parametrize(("release", "trap", "told"), releases_with_traps())
+def test_a_release_has_the_trap_where_its_sources_say_so(release, trap, told):
+    code = MADE["traps"][int(trap)]
+    files = [file for pattern in code["files"].split() for file in Path(CHECKOUTS, release).glob(pattern)]
+    if told == "not read" or (not files and "3rdparty" in code["files"]):
+        pytest.skip("the release's submodule is not at hand")
+    text = "".join(file.read_text() for file in files)
+    has = bool(re.search(code["has"], text)) and not ("lacks" in code and re.search(code["lacks"], text))
+    assert has is (told == "yes")
+
+
+def test_every_trap_whose_code_is_known_is_in_the_table_of_releases():
+    assert {int(trap) for _, trap, _ in releases_with_traps()} == MADE["traps"].keys()
+
+
+def function_of(release: str, file: str, name: str):
+    """A function of a release's source, made without the module's imports."""
+    text = Path(CHECKOUTS, release, file).read_text()
+    (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    names = {"Optional": Optional, "DataConfig": dict}
+    exec(ast.get_source_segment(text, found), names)  # noqa: S102 (the release's own)
+    return names[name]
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", ["v0.7.0", "main"])
+def test_the_guard_of_the_loaders_position_takes_two_blends_of_gym_for_one(release):
+    name_of = function_of(release, "nemo_rl/data/utils.py", "get_train_dataset_name")
+    first, second = ({"train": {"dataset_name": "NemoGymDataset", "data_path": path}} for path in ("rlvr1", "rlvr2"))
+    assert name_of(first) == name_of(second) != name_of({"train": [{"dataset_name": "another"}]})
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", ["v0.7.0", "main"])
+def test_a_misspelt_agent_is_taught_by_the_default_teacher_unless_names_must_match(release, capsys):
+    resolve = function_of(release, "nemo_rl/algorithms/opd.py", "resolve_reference_aliases")
+    told = ([{"name": "mcqa"}, {"name": "math"}], {"math": "/m", "general": "/g", "mqca": "/q"}, "general")
+    assert resolve(*told) == ["general", "math"] and "falling back to 'general'" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="No teacher model mapping for agent 'mcqa'"):
+        resolve(*told, strict_agent_name_match=True)

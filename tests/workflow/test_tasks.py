@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from scripts.errors import UserError
 from scripts.files import read_json
@@ -143,6 +144,9 @@ def test_another_task_is_scored_alone_also_after_a_kill_and_an_edited_folder_aga
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     assert [row["doc_id"] for row in rows] == [0, 1, 2, 3] and "Say 1." in str(rows[0]["arguments"])
     assert said["score"] == sum(row["filtered_resps"] == ["1"] for row in rows) / 4
+    assert larger["cut"] is None, "nothing is generated"
+    tokenizer = AutoTokenizer.from_pretrained(tree.results / "sft/hf/model")
+    assert said["cut"] == sum(len(tokenizer(row["resps"][0][0])["input_ids"]) >= 2 for row in rows) / 4
 
     task = another / "said.yaml"
     task.write_text(task.read_text().replace("Say {{a}}.", "Tell {{a}}."))

@@ -26,6 +26,12 @@ SANDBOX_PORT = "6000"
 KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
 DRIVER_STARTED = "driver_started"
+# Those of main's ray.sub: earlier ones lie among the ports that the kernel lends to outgoing connections (trap 100).
+PORTS = {
+    **{"NODE_MANAGER_PORT": "1301", "OBJECT_MANAGER_PORT": "1303", "RUNTIME_ENV_AGENT_PORT": "1305"},
+    **{"DASHBOARD_AGENT_GRPC_PORT": "1307", "METRICS_EXPORT_PORT": "1309", "DASHBOARD_AGENT_LISTEN_PORT": "1311"},
+    **{"PORT": "1200", "RAY_CLIENT_SERVER_PORT": "1201", "MIN_WORKER_PORT": "2000", "MAX_WORKER_PORT": "2999"},
+}
 INSTALL_APPTAINER = Path(__file__).with_name("install_apptainer.sh")
 """For images before v0.7.0: five tries, then the cluster ends."""
 FAIL_SETUP = """\
@@ -202,6 +208,7 @@ def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
         "MOUNTS": ",".join(runtime.mounts),
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
         "BASE_LOG_DIR": str(base_logs),
+        **PORTS,
     }
     if slurm.cpus_per_node is not None:
         own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)

@@ -1,13 +1,19 @@
-"""Verify .sqsh files of container images, and list the task images of SWE agents.
+"""Verify .sqsh files of container images; list and prove the task images of SWE agents.
 
 docs/images.md has the images and the commands that build, import and pull.
 """
 
 import argparse
+import json
+import platform
+import random
 import re
+import shutil
 import struct
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.errors import UserError, run_program
@@ -15,6 +21,12 @@ from scripts.files import read_json, sha256_file, write_json
 from scripts.rows.jsonl import environment_of, read_rows
 
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
+PROVED = "proved.json"
+PROOF = Path(__file__).with_name("prove_image.sh")
+GUARDED = ("--writable-tmpfs", "--cleanenv", "--pid", "--no-mount", "home,tmp,bind-paths")
+"""Apptainer's options of Gym's swe_agents, in every pinned release."""
+MACHINES = {b"02": "x86_64", b"04": "aarch64"}
+"""Codes of architectures in the header of a .sif file, after 32 bytes of a launcher, 10 of a mark, 3 of a version."""
 AGENTS = ("swe_agents_train", "swe_agents_val")
 INSTANCE = re.compile(r"[A-Za-z0-9_.-]+__[A-Za-z0-9_.-]+-[A-Za-z0-9_.]+")
 
@@ -56,20 +68,67 @@ def verify(file: Path, source: str) -> dict[str, Any]:
     return known
 
 
-def task_images(splits: Iterable[Path]) -> dict[str, str]:
-    """Return the task images of the splits' rows: file name, and the image on Docker Hub.
+def task_images(splits: Iterable[Path]) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the task images of the splits' rows: file name; the image on Docker Hub and the metadata of a row.
 
     UserError with file and line where a row's image is unknown.
     """
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
     for path in splits:
         for number, _, row in read_rows(path):
             if environment_of(row, path, number) in AGENTS:
                 file, source = image_of(row, f"{path}:{number}")
-                found[file] = source
+                found[file] = source, row["responses_create_params"]["metadata"]
     if not found:
         raise UserError(f"no row is for {' or '.join(AGENTS)}, so no task image is needed; is this the swe2 blend?")
     return dict(sorted(found.items()))
+
+
+def prove(image: Path, task: dict[str, Any]) -> tuple[list[str], bool]:
+    """Run a row's image on this node as Gym does; return what is wrong, and whether rewards were tried.
+
+    The gold patch must pay, the empty one not: by pytest, on the row's FAIL_TO_PASS; other tests are not tried.
+    """
+    if not image.is_file():
+        return ["is missing"], False
+    with image.open("rb") as file:
+        head = file.read(47)
+    machine = MACHINES.get(head[45:], "an unknown machine") if head[32:41] == b"SIF_MAGIC" else "no Apptainer"
+    if machine != platform.machine():
+        return [f"is for {machine}, but this node is {platform.machine()} (trap 88)"], False
+    row = json.loads(task.get("instance_dict") or "{}")
+    tests = row.get("FAIL_TO_PASS") or []
+    tests = json.loads(tests) if isinstance(tests, str) else tests
+    is_tried = bool(row.get("patch")) and bool(tests) and all(".py" in test for test in tests)
+    wrong, base, namespace = {}, row.get("base_commit", "HEAD"), str(Path("/proc/self/ns/pid").readlink())
+    for patch, text, pays in (("empty", "", "0"), ("gold", row.get("patch", ""), "1")):
+        with TemporaryDirectory() as proof:
+            Path(proof, "patch").write_text(text, encoding="utf-8")
+            Path(proof, "tests.patch").write_text(row.get("test_patch", ""), encoding="utf-8")
+            Path(proof, "tests").write_text("\n".join(tests * is_tried), encoding="utf-8")
+            command = ["apptainer", "exec", *GUARDED, "--bind", f"{proof}:/proof:ro", str(image)]
+            command += ["bash", "-s", base, namespace, patch, pays]
+            with PROOF.open() as script:
+                done = subprocess.run(command, stdin=script, capture_output=True, text=True, check=False)
+        if not done.stdout:
+            return [f"does not run: {done.stderr.strip()[-300:]}"], False
+        wrong |= dict.fromkeys(done.stdout.splitlines()[1:])
+    return [*wrong], is_tried
+
+
+def prove_some(splits: Iterable[Path], folder: Path, count: int) -> None:
+    """Prove images of `count` rows, the same ones each time, and note them in `folder`; UserError with all problems."""
+    tasks = task_images(splits)
+    chosen, problems = random.Random(0).sample(sorted(tasks), min(count, len(tasks))), []
+    if shutil.which("apptainer") is None:
+        raise UserError("apptainer is not in PATH here; run this where the stage's nodes have it, or in their image")
+    for file in chosen:
+        wrong, is_tried = prove(folder / file, tasks[file][1])
+        print(f"{file}: {'; '.join(wrong) or 'proved'}{'' if is_tried else '; rewards not tried'}", flush=True)
+        problems += [f"{file}: {each}" for each in wrong]
+    if problems:
+        raise UserError("\n".join(problems))
+    write_json(folder / PROVED, chosen)
 
 
 def image_of(row: dict[str, Any], place: str) -> tuple[str, str]:
@@ -107,12 +166,18 @@ def main() -> None:
     tasks = commands.add_parser("tasks", help="print a line for every task image: file name and image")
     tasks.add_argument("splits", type=Path, nargs="+", help="JSONL files whose rows name the instances")
     tasks.add_argument("--missing-in", type=Path, metavar="FOLDER", help="only images missing in the folder")
+    proof = commands.add_parser("prove", help="run some task images on this node; try gold and empty patches")
+    proof.add_argument("splits", type=Path, nargs="+", help="JSONL files whose rows name the instances")
+    proof.add_argument("--sif", type=Path, required=True, metavar="FOLDER", help="the site's nemo_rl.sif")
+    proof.add_argument("--count", type=int, default=8, help="how many images (default: %(default)s)")
     arguments = parser.parse_args()
-    if arguments.command == "verify":
+    if arguments.command == "prove":
+        prove_some(arguments.splits, arguments.sif, arguments.count)
+    elif arguments.command == "verify":
         print(f"{arguments.file}: {verify(arguments.file, arguments.source)['sha256']}")
     else:
         folder = arguments.missing_in
-        for file, source in task_images(arguments.splits).items():
+        for file, (source, _) in task_images(arguments.splits).items():
             if folder is None or not (folder / file).is_file():
                 print(f"{file}\t{source}")
 

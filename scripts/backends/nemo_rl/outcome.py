@@ -16,16 +16,21 @@ TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which pri
 TRACEBACK = r"^Traceback \(most recent call last\)"
 STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-head.log", "ray-worker-*.log")
 SIGNS = yaml.safe_load(Path(__file__).with_name("outcome.yaml").read_text(encoding="utf-8"))
+HOPELESS = re.compile("|".join(sign["pattern"] for sign in SIGNS["driver"] if sign.get("at_once")))
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a driver ended: unfinished (as asked), exhausted (no data left), lost (worth another attempt) or failed."""
+    """Why a driver ended: unfinished (as asked), exhausted (no data left), lost (worth another attempt) or failed.
+
+    `spoils`: the imported model must not be trained.
+    """
 
     kind: Literal["unfinished", "exhausted", "lost", "failed"]
     what: str
     log: Path
     lines: tuple[str, ...] = ()
+    spoils: bool = False
 
     def __str__(self) -> str:
         """Return the cause with the lines of the log."""
@@ -49,7 +54,8 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
             found = [number for number, line in enumerate(lines) if re.search(sign["pattern"], line)]
             if found:
                 start = max(0, len(lines) - SHOWN if sign["pattern"] == TRACEBACK else found[-1] - 1)
-                return Cause(sign["kind"], sign["what"], log, tuple(lines[start : start + SHOWN]))
+                shown = tuple(lines[start : start + SHOWN])
+                return Cause(sign["kind"], sign["what"], log, shown, sign.get("spoils", False))
     if ended.exists():
         steps = (log for name in STEP_LOGS for log in directory.glob(name) if log.stat().st_size)
         log = min(steps, key=lambda log: log.stat().st_mtime, default=cluster_log)

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.containers import clear
-from scripts.backends.nemo_rl.outcome import Cause, cause_of, refused_container
+from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, Cause, cause_of, refused_container
+from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.errors import UserError, warn
+from scripts.files import read_tail
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job
 
+PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+HIGHEST_PORT = 28_000  # of NeMo-RL's own, before main
 LOOK_SECONDS = 2.0
 END_SECONDS = 60.0
 
@@ -38,6 +42,7 @@ class RaySub:
         self.logs, self.job, self.runtime, self.log = logs, job, runtime, logs / f"ray-sub-{job.id}{again}.log"
         self.started = time.time()
         print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
+        warn_of_ports(runtime.name, runtime.release)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
@@ -51,15 +56,19 @@ class RaySub:
             )
 
     def watch(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for the end, or end ray.sub once `is_over`; return whether ray.sub ended unasked."""
+        """Wait for the end, or end ray.sub once `is_over` or hopeless; return whether ray.sub ended unasked."""
         try:
-            while self.process.poll() is None and not is_over():
-                if self.driver_log() is None and refused_container(self.cluster_logs()):
-                    break  # v0.6.0's ray.sub would wait on
+            while self.process.poll() is None and not is_over() and not self._is_hopeless():
                 time.sleep(LOOK_SECONDS)
             return self.process.poll() is not None
         finally:
             self.end()
+
+    def _is_hopeless(self) -> bool:
+        """Return whether a container did not start, or the driver survives a failure for nothing."""
+        if (log := self.driver_log()) is None:  # v0.6.0's ray.sub would wait on
+            return refused_container(self.cluster_logs()) is not None
+        return any(map(HOPELESS.search, read_tail(log, TAIL_BYTES)))
 
     def end(self) -> None:
         """End ray.sub and the job steps, to which srun passes the signal, and remove their containers."""
@@ -88,6 +97,14 @@ class RaySub:
     def cause(self) -> Cause | None:
         """Return why the driver ended, by the logs; None when unknown."""
         return cause_of(self.driver_log(), self.log, self.cluster_logs())
+
+
+def warn_of_ports(stage: str, release: Release) -> None:
+    """Print a warning where this node's kernel lends the release's own ports to outgoing connections."""
+    lent = PORT_RANGE.read_text(encoding="utf-8").split()
+    if int(lent[0]) <= HIGHEST_PORT and "low_ports" not in release.can:
+        reserve = f"net.ipv4.ip_local_reserved_ports={lent[0]}-{HIGHEST_PORT}"
+        print(f"{stage}: this node lends ports of NeMo-RL's servers to others (trap 100); set {reserve}", flush=True)
 
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:

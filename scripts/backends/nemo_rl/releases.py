@@ -15,6 +15,9 @@ Ability = Literal[
     "transformers_5",
     "offloads_optimizer",
     "merges_adapters",
+    "low_ports",
+    "writes_tokenizer_once",
+    "awaits_all_stages",
 ]
 
 
@@ -50,6 +53,9 @@ class Release(Strict):
     - transformers_5: tokenizer settings of transformers 5 can be read.
     - offloads_optimizer: the optimizer's copies on the CPU are those of the loaded weights.
     - merges_adapters: the images' Python with Megatron has peft.
+    - low_ports: NeMo-RL's own ports lie below 9000.
+    - writes_tokenizer_once: one rank alone writes the tokenizer.
+    - awaits_all_stages: a pipeline's ranks all record the experts' losses.
     """
 
     name: str = Field("", description="The key in envs/nemo-rl.yaml.")

@@ -85,6 +85,11 @@ class Runtime:
         """Return the variables that win over an image's: the site's, then those of `environment`."""
         return self.site.environment | self.environment
 
+    def import_of(self, model: Path | str) -> Path | None:
+        """Return the folder of NeMo-RL's import of a model, a folder or of the hub; None without a cache."""
+        cache, name = self.environment.get("NRL_MEGATRON_CHECKPOINT_DIR"), str(model)
+        return Path(cache, f"model_{name.replace('/', '_')}" if name.startswith("/") else name) if cache else None
+
     def run(self, command: list[str], log: Path) -> None:
         """Run a program in the training container, by pyxis on the first node of the Slurm job around this process.
 

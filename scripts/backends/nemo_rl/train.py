@@ -53,7 +53,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
         cluster.watch(watch.is_over)
     finally:
         watch.look(is_over=True)
-    _judge(job, watch, cluster)
+    _judge(job, launch, watch, cluster)
 
 
 def launch_of(job: TrainingJob, site: Site) -> Launch:
@@ -154,7 +154,7 @@ class _Watch:
         write_json(self.job.run / STARTUP, {"seconds": [*_startups(self.job.run), seconds]})
 
 
-def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
+def _judge(job: TrainingJob, launch: Launch, watch: _Watch, cluster: RaySub) -> None:
     """Raise, or ask for continuation, where the driver ended before its step; the status says little."""
     newest = newest_checkpoint(job.run, job.max_num_steps)
     reached = newest.step if newest else 0
@@ -175,6 +175,9 @@ def _judge(job: TrainingJob, watch: _Watch, cluster: RaySub) -> None:
     if cause.kind == "unfinished":
         job.stop.ask(cause.what)
         return
+    if cause.spoils and (imported := launch.runtime.import_of(launch.model)) and imported.exists():
+        aside = imported.rename(imported.with_name(f"spoilt_{imported.name}.{time.time():.0f}"))
+        print(f"{job.stage}: set the import aside as {aside}", flush=True)
     ended = f"NeMo-RL ended with status {status} after the checkpoint of step {reached}: {cause}"
     raise CutOffError(ended) if cause.kind == "lost" else UserError(ended)
 

@@ -5,9 +5,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.silent import has_adapters
+from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -69,9 +72,27 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
             yield context.error(14, f"{what} lies in {path}: ray.sub takes no path with a space, comma or colon")
     if context.settings.sif and not nemo_rl.sif:
         yield context.error(42, "its rows run in .sif images, but the site names no folder nemo_rl.sif")
+    elif context.settings.sif and not Path(nemo_rl.sif, PROVED).is_file():
+        yield context.warning(
+            87, f"no image in {nemo_rl.sif} was tried; run some on a node by images prove (docs/images.md, Task images)"
+        )
     if not site.slurm.exclusive:
         yield context.error(
             34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
+        )
+
+
+def check_file_system(context: StageContext) -> Iterator[Finding]:
+    """Find checkpoints on NFS, where all ranks would write the same files of the tokenizer."""
+    path = (context.stage.root or context.stage.results).absolute()
+    around = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
+    kind = max(around, key=lambda mount: len(mount.mountpoint)).fstype
+    by_dtensor = context.setting("policy.dtensor_cfg.enabled") and not context.setting("policy.megatron_cfg.enabled")
+    if by_dtensor and kind.startswith("nfs") and "writes_tokenizer_once" not in context.release.can:
+        yield context.warning(
+            97,
+            f"{path} lies on {kind}, where DTensor's ranks, which all write a checkpoint's tokenizer, have hung; keep "
+            "the results on another file system, or train by Megatron",
         )
 
 
@@ -130,10 +151,10 @@ def check_images(context: StageContext) -> Iterator[Finding]:
 
 def check_import(context: StageContext) -> Iterator[Finding]:
     """Find a half-made or outdated import of the model, which NeMo-RL would take by path alone."""
-    model, cache = context.model, context.environment.get("NRL_MEGATRON_CHECKPOINT_DIR")
-    if model is None or not cache:
+    model = context.model
+    if model is None or (folder := context.import_of(model)) is None:
         return
-    imported = Path(cache, f"model_{str(model).replace('/', '_')}", "iter_0000000")
+    imported = folder / "iter_0000000"
     if not imported.exists():
         return
     if missing := missing_file(imported):

@@ -38,13 +38,51 @@ def check_reference(context: StageContext) -> Iterator[Finding]:
     section = "loss_fn" if stage.algorithm == "grpo" else stage.algorithm
     penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
     dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
-    saves_once = stage.max_num_steps is not None and stage.checkpointing.save_period >= stage.max_num_steps
-    if dtensor and penalty and not saves_once:
+    if dtensor and penalty and not _saves_once(context):
         yield context.warning(
             66,
             f"{section}.reference_policy_kl_penalty is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
             "checkpoint that it goes on from as the reference, not the model that the stage began with; let "
             "checkpointing.save_period be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
+        )
+
+
+def _saves_once(context: StageContext) -> bool:
+    """Return whether the last step alone is saved, so that nothing is resumed."""
+    last = context.settings.max_num_steps
+    return last is not None and context.settings.checkpointing.save_period >= last
+
+
+def check_optimizer(context: StageContext) -> Iterator[Finding]:
+    """Find checkpoints without the optimizer, from which a resume goes on with moments of zero."""
+    if context.setting("checkpointing.save_optimizer") is False and not _saves_once(context):
+        yield context.error(
+            91, "checkpointing.save_optimizer is false: a resume would go on with an empty optimizer; make it true"
+        )
+
+
+def check_loss(context: StageContext) -> Iterator[Finding]:
+    """Find a term of GRPO's loss that no data reach."""
+    weight = context.setting("loss_fn.positive_example_nll_weight")
+    if context.settings.algorithm == "grpo" and weight:
+        yield context.error(
+            93,
+            f"loss_fn.positive_example_nll_weight is {weight}, but GRPO gives the loss no rewards: the term is 0 "
+            "at every step; leave it out",
+        )
+
+
+def check_balancing(context: StageContext) -> Iterator[Finding]:
+    """Find losses of experts that not all ranks of a pipeline record."""
+    megatron, stages = "policy.megatron_cfg", context.parallel_size("pipeline_model")
+    kinds = context.setting(f"{megatron}.moe_router_load_balancing_type")
+    weighs = context.setting(f"{megatron}.moe_aux_loss_coeff") != 0 and "aux_loss" in str(kinds)
+    hangs = weighs and stages > 1 and "awaits_all_stages" not in context.release.can
+    if hangs and context.setting(f"{megatron}.enabled"):
+        yield context.warning(
+            98,
+            f"{megatron}.moe_router_load_balancing_type is {kinds} on a pipeline of {stages}: with experts in some of "
+            "its parts alone, the sum of their losses waits for ever; set moe_aux_loss_coeff to 0, or PP to 1",
         )
 
 

@@ -140,10 +140,15 @@ def check_preferences(context: StageContext) -> Iterator[Finding]:
 def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
     """Find rows that end before the planned step, where most releases wait for ever."""
     stage, rows = context.settings, context.stage.rows
+    epochs = context.of_algorithm("max_num_epochs", 1)
+    if isinstance(epochs, int) and epochs < 1:
+        yield context.error(
+            94, f"{stage.algorithm}.max_num_epochs is {epochs}: no step would be trained, with exit status 0; raise it"
+        )
+        return
     if rows is None:
         return
-    planned = stage.planned_step(rows)
-    batches, epochs = rows // stage.rows_per_step, context.of_algorithm("max_num_epochs", 1)
+    planned, batches = stage.planned_step(rows), rows // stage.rows_per_step
     too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
     if planned < 1:
         yield context.error(
