@@ -119,6 +119,10 @@ class Slurm(Submission):
     """Give a training whole nodes."""
     requeue: bool = True
     """Requeue a training's job at the time limit."""
+    sniff: bool = True
+    """Look at the nodes for at most a minute before a training; those found sick or slow are left out for a day."""
+    spares: NonNegativeInt = 0
+    """Nodes that a training on several asks for beyond its own; sick or else last ones go back to Slurm."""
     margin: PositiveInt = 60
     """Seconds to end a training, besides a step and a save."""
     network: IPv4Network | IPv6Network | None = None
@@ -139,6 +143,16 @@ class Slurm(Submission):
         if asked and gpus != self.gpus_per_node:
             raise invalid(f"gres asks for {gpus} GPUs of a node, but gpus_per_node is {self.gpus_per_node}")
         return self
+
+    @model_validator(mode="after")
+    def _spares_need_the_sniff(self) -> "Slurm":
+        if self.spares and not self.sniff:
+            raise invalid("spares take the place of nodes that sniff finds sick; leave out sniff: false")
+        return self
+
+    def nodes_asked(self, nodes: int) -> int:
+        """Return the nodes that a job asks for, for a training on `nodes`."""
+        return nodes + (self.spares if nodes > 1 else 0)
 
     @property
     def node_gres(self) -> str:

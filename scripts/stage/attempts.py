@@ -2,13 +2,17 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from scripts.files import append_json
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
+from scripts.stage.progress import recent_steps, step_seconds
+
+ENDS = ("blamed", "step_seconds")
+"""Keys of an end's line beside the outcome."""
 
 
 class Attempt(TypedDict, total=False):
@@ -25,6 +29,10 @@ class Attempt(TypedDict, total=False):
     gpus: Count
     code: Code | None
     image: Image | None
+    hosts: list[str] | None
+    sniff: dict[str, Any] | None
+    blamed: list[str]
+    step_seconds: float | None
 
 
 def begin_attempt(
@@ -35,23 +43,42 @@ def begin_attempt(
     gpus: int = 0,
     code: dict[str, Any] | None = None,
     image: dict[str, Any] | None = None,
+    hosts: Sequence[str] = (),
+    sniff: dict[str, Any] | None = None,
 ) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
     `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
-    scripts.stage.provenance tells.
+    scripts.stage.provenance tells, `hosts` are the names of a Slurm job's nodes, `sniff` is what
+    scripts.slurm.nodes found.
     """
     here = {"host": socket.gethostname(), "slurm_job": own_job_id()}
-    _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, code=code, image=image, **here)
+    _append(
+        run,
+        "begin",
+        step,
+        call=call,
+        nodes=nodes,
+        gpus=gpus,
+        code=code,
+        image=image,
+        hosts=[*hosts],
+        sniff=sniff,
+        **here,
+    )
 
 
-def end_attempt(run: Path, step: int, outcome: str) -> None:
-    """Note an attempt's outcome and the step of its newest checkpoint.
+def end_attempt(run: Path, step: int, outcome: str, blamed: Sequence[str] = ()) -> None:
+    """Note an attempt's outcome, the step of its newest checkpoint, its median seconds of a step, and `blamed` nodes.
 
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
-    lost (a node), stalled (no new step for too long), failed, or waited (trained nothing, for another job does).
+    lost (a node), stalled (no new step for too long), sick (not begun, for a node is), failed, or waited (trained
+    nothing, for another job does).
     """
-    _append(run, "end", step, outcome=outcome)
+    begun, logged = read_attempts(run)[-1:], recent_steps(run)
+    is_own = begun and logged and (run / "metrics.jsonl").stat().st_mtime >= begun[0]["time"]
+    steps = {it["step"]: it for it in logged if is_own and begun[0]["from"] < it["step"] <= logged[-1]["step"]}
+    _append(run, "end", step, outcome=outcome, blamed=[*blamed], step_seconds=step_seconds(steps.values()))
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -65,7 +92,8 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
             attempts.append({**dict.fromkeys(Attempt.__annotations__), **entry, **begun})
         elif attempts:
-            attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
+            told = {"outcome": "killed"} | {key: entry[key] for key in ("outcome", *ENDS) if key in entry}
+            attempts[-1] |= told | {"to": entry["step"], "ended": entry["time"]}
     return attempts
 
 
@@ -86,9 +114,9 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     """Say how a call's last two attempts ended, if both began at the newest checkpoint's step; else None.
 
     An attempt that found where its data end does not count: the next one aims at an earlier step. Nor does `call` 0, a
-    person's own.
+    person's own, nor an attempt that a sick node ended.
     """
-    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
+    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] not in ("waited", "sick")][-2:]
     if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
