@@ -36,10 +36,6 @@ class StalledError(CutOffError):
     """A training that made no new step for too long and was ended; the next attempt may succeed."""
 
 
-class SickError(CutOffError):
-    """A sick node among a training's; the next attempt is submitted without it."""
-
-
 class ExhaustedError(CutOffError):
     """The data ended before the planned step; the next attempt aims at a reachable step."""
 

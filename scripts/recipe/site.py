@@ -144,21 +144,15 @@ class Slurm(Submission):
             raise invalid(f"gres asks for {gpus} GPUs of a node, but gpus_per_node is {self.gpus_per_node}")
         return self
 
-    @model_validator(mode="after")
-    def _spares_need_the_sniff(self) -> "Slurm":
-        if self.spares and not self.sniff:
-            raise invalid("spares take the place of nodes that sniff finds sick; leave out sniff: false")
-        return self
-
-    def nodes_asked(self, nodes: int) -> int:
-        """Return the nodes that a job asks for, for a training on `nodes`."""
-        return nodes + (self.spares if nodes > 1 else 0)
-
     @property
     def node_gres(self) -> str:
         """Return the GRES that jobs and job steps ask of a node; empty for none."""
         gpus = f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "none"
         return (self.gres or gpus).removeprefix("none")
+
+    def nodes_asked(self, needed: int) -> int:
+        """Return the nodes that a job asks for, with spares where a training needs several."""
+        return needed + (self.spares if needed > 1 else 0)
 
 
 class NemoRlSite(Strict):

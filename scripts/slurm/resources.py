@@ -12,13 +12,9 @@ ARGUMENTS = "sbatch_arguments"
 
 
 def training_resources(
-    site: Site,
-    resources: Resources,
-    publishes_only: bool = False,
-    waits: bool = False,
-    left_out: Iterable[str] = (),
+    site: Site, resources: Resources, publishes_only: bool = False, waits: bool = False, away: Iterable[str] = ()
 ) -> dict[str, int | str | None]:
-    """Return a training job's resources, without nodes `left_out`; a light job's when it `publishes_only`."""
+    """Return a training job's resources, without the nodes `away`; a light job's when it `publishes_only` or waits."""
     slurm = site.slurm
     if slurm is None:
         minutes = resources.runtime if waits or not publishes_only else PUBLISHING_MINUTES
@@ -27,8 +23,8 @@ def training_resources(
     extra += [f"--reservation={slurm.reservation}"] if slurm.reservation else []
     arguments = {"gres": slurm.node_gres or False} if slurm.gres else {}
     arguments |= {"mem": "0"} if slurm.exclusive and not resources.mem_mb else {}
-    excluded = [name for name in (slurm.arguments.get("exclude"), *left_out) if name]
-    arguments |= {"exclude": ",".join(map(str, excluded))} if excluded else {}
+    if excluded := [*filter(None, [slurm.arguments.get("exclude")]), *away]:
+        arguments["exclude"] = ",".join(map(str, excluded))
     gres, nodes = None if slurm.gres else slurm.node_gres, slurm.nodes_asked(resources.nodes)
     full = {
         "slurm_account": slurm.account,

@@ -11,9 +11,6 @@ from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
 from scripts.stage.progress import recent_steps, step_seconds
 
-ENDS = ("blamed", "step_seconds")
-"""Keys of an end's line beside the outcome."""
-
 
 class Attempt(TypedDict, total=False):
     """A line of attempts.jsonl."""
@@ -29,8 +26,8 @@ class Attempt(TypedDict, total=False):
     gpus: Count
     code: Code | None
     image: Image | None
-    hosts: list[str] | None
-    sniff: dict[str, Any] | None
+    hosts: list[str]
+    sniff: dict[str, Any]
     blamed: list[str]
     step_seconds: float | None
 
@@ -41,44 +38,28 @@ def begin_attempt(
     call: int = 0,
     nodes: int = 1,
     gpus: int = 0,
-    code: dict[str, Any] | None = None,
-    image: dict[str, Any] | None = None,
-    hosts: Sequence[str] = (),
-    sniff: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
-    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
-    scripts.stage.provenance tells, `hosts` are the names of a Slurm job's nodes, `sniff` is what
-    scripts.slurm.nodes found.
+    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes; `more` are `code` and `image`
+    as scripts.stage.provenance tells, a Slurm job's nodes as `hosts`, and `sniff` as scripts.slurm.nodes found them.
     """
     here = {"host": socket.gethostname(), "slurm_job": own_job_id()}
-    _append(
-        run,
-        "begin",
-        step,
-        call=call,
-        nodes=nodes,
-        gpus=gpus,
-        code=code,
-        image=image,
-        hosts=[*hosts],
-        sniff=sniff,
-        **here,
-    )
+    _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, **more, **here)
 
 
 def end_attempt(run: Path, step: int, outcome: str, blamed: Sequence[str] = ()) -> None:
     """Note an attempt's outcome, the step of its newest checkpoint, its median seconds of a step, and `blamed` nodes.
 
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
-    lost (a node), stalled (no new step for too long), sick (not begun, for a node is), failed, or waited (trained
+    lost (a node), stalled (no new step for too long), sick (a node, before the first step), failed, or waited (trained
     nothing, for another job does).
     """
-    begun, logged = read_attempts(run)[-1:], recent_steps(run)
-    is_own = begun and logged and (run / "metrics.jsonl").stat().st_mtime >= begun[0]["time"]
-    steps = {it["step"]: it for it in logged if is_own and begun[0]["from"] < it["step"] <= logged[-1]["step"]}
-    _append(run, "end", step, outcome=outcome, blamed=[*blamed], step_seconds=step_seconds(steps.values()))
+    begun, logged = read_attempts(run)[-1], recent_steps(run)
+    is_own = logged and (run / "metrics.jsonl").stat().st_mtime >= begun["time"]
+    own = {it["step"]: it for it in logged if is_own and begun["from"] < it["step"] <= logged[-1]["step"]}
+    _append(run, "end", step, outcome=outcome, blamed=[*blamed], step_seconds=step_seconds(own.values()))
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -92,7 +73,7 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
             attempts.append({**dict.fromkeys(Attempt.__annotations__), **entry, **begun})
         elif attempts:
-            told = {"outcome": "killed"} | {key: entry[key] for key in ("outcome", *ENDS) if key in entry}
+            told = {key: entry[key] for key in ("outcome", "blamed", "step_seconds") if key in entry}
             attempts[-1] |= told | {"to": entry["step"], "ended": entry["time"]}
     return attempts
 

@@ -1,46 +1,36 @@
 """Which nodes the next training is not to get, by the attempts of all trainings of the store within a day."""
 
 import time
-from collections import defaultdict
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from scripts.stage.attempts import read_attempts
 from scripts.stage.paths import STORE
 
 DAY = 86_400.0
 FAILURES = 2
-INNOCENT = ("finished", "unfinished", "exhausted")
 
 
 def left_out(root: Path) -> dict[str, str]:
-    """Return nodes to leave out, by name, with the reason and the age; `root` holds the results of all runs.
+    """Return nodes to leave out, with reasons; `root` holds the results of all runs.
 
-    A node is left out for a day after it was found sick or slow, or after two attempts that it failed without a good
-    one since. Attempts fail by a lost node or a standstill; the node named by the message has failed, else all nodes.
-    Where all nodes of such attempts are equally suspect, none is left out.
+    A node is left out for a day after it was found sick or slow, and after two attempts that were lost or stood still,
+    without a good attempt since. The nodes named by an attempt's message have failed, else all of them; of those, none
+    is left out that nothing tells from the rest.
     """
-    now, found, failed, suspects = time.time(), {}, defaultdict(list), []
-    for attempt in _attempts_since(root, now - DAY):
-        since, hosts = attempt["time"], set(attempt["hosts"])
-        for kind in ("sick", "slow"):
-            for node, why in (attempt["sniff"] or {}).get(kind, {}).items():
-                found[node] = f"{kind} {(now - since) / 3600:.1f} h ago: {why}"
-        if attempt["outcome"] in INNOCENT:
-            for node in hosts:
-                failed.pop(node, None)
-        elif attempt["outcome"] in ("lost", "stalled"):
-            blamed = set(attempt["blamed"] or hosts)
-            for node in blamed:
-                failed[node].append(f"{attempt['outcome']} {(now - since) / 3600:.1f} h ago")
-            suspects += [hosts] if blamed == hosts and len(hosts) > 1 else []
-    often = {node: f"failed {len(times)} attempts: {', '.join(times)}" for node, times in failed.items()}
-    often = {node: why for node, why in often.items() if len(failed[node]) >= FAILURES}
-    alike = set().union(*(hosts for hosts in suspects if hosts <= often.keys()))
-    return {node: why for node, why in often.items() if node not in alike} | found
-
-
-def _attempts_since(root: Path, since: float) -> list[dict[str, Any]]:
+    since, found, failed, suspects = time.time() - DAY, {}, Counter(), []
     files = [path for path in (root / STORE).glob("*/attempts.jsonl") if path.stat().st_mtime >= since]
-    attempts = [attempt for path in files for attempt in read_attempts(path.parent)]
-    return sorted((it for it in attempts if it["hosts"] and it["time"] >= since), key=lambda it: it["time"])
+    attempts = [attempt for path in files for attempt in read_attempts(path.parent) if attempt["time"] >= since]
+    for attempt in sorted(attempts, key=lambda attempt: attempt["time"]):
+        hosts, at = {*(attempt["hosts"] or ())}, time.strftime("%m-%d %H:%M", time.localtime(attempt["time"]))
+        for kind in ("slow", "sick"):
+            nodes = (attempt["sniff"] or {}).get(kind, {})
+            found |= {node: f"{kind} on {at}: {why}" for node, why in nodes.items()}
+        if attempt["outcome"] in ("lost", "stalled"):
+            failed.update(blamed := {*attempt["blamed"]} or hosts)
+            suspects.append(blamed if len(blamed) > 1 else set())
+        elif attempt["outcome"] in ("finished", "unfinished", "exhausted"):
+            failed = Counter({node: times for node, times in failed.items() if node not in hosts})
+    often = {node for node, times in failed.items() if times >= FAILURES}
+    often -= set().union(*(nodes for nodes in suspects if nodes <= often))
+    return {node: f"failed {failed[node]} attempts" for node in sorted(often)} | found
