@@ -57,7 +57,7 @@ def end_attempt(run: Path, step: int, outcome: str, blamed: Sequence[str] = ()) 
     nothing, for another job does).
     """
     begun, logged = read_attempts(run)[-1], recent_steps(run)
-    is_own = logged and (run / "metrics.jsonl").stat().st_mtime >= begun["time"]
+    is_own = logged and (run / "metrics.jsonl").stat().st_mtime > begun["time"] - 1  # file systems count more coarsely
     own = {it["step"]: it for it in logged if is_own and begun["from"] < it["step"] <= logged[-1]["step"]}
     _append(run, "end", step, outcome=outcome, blamed=[*blamed], step_seconds=step_seconds(own.values()))
 
