@@ -1,6 +1,8 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.slurm.orphans import orphan_of
+from scripts.slurm.resources import ARGUMENTS
 from scripts.stage.attempts import attempts_of
+from scripts.stage.left_out import left_out
 from scripts.stage.state import States
 
 STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), max_age=2.0)
@@ -80,7 +82,8 @@ def of_training(name):
 
     def value(wildcards):
         site, resources = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage)
-        return training_resources(site, resources, publishes_only(wildcards) == 1, waits_for(wildcards) > 0)[name]
+        away = left_out(Path(CONFIG.results)) if name == ARGUMENTS else ()
+        return training_resources(site, resources, publishes_only(wildcards) == 1, waits_for(wildcards) > 0, away)[name]
 
     return value
 

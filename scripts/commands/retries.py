@@ -23,7 +23,7 @@ from scripts.slurm.orphans import export_orphans
 from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import newest_step
 
-INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "waited"}
+INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "sick", "waited"}
 RULE, TRAINER = "train", "scripts.train.run"
 NO_MORE = 1_000_000
 """The number of an attempt after which none is left of a rule's retries."""

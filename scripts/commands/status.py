@@ -8,20 +8,23 @@ from scripts.commands.project import Project, project_of
 from scripts.files import duration
 from scripts.recipe.site import Site
 from scripts.slurm.jobs import latest_jobs
+from scripts.stage.left_out import left_out
 from scripts.stage.paths import StagePaths
 from scripts.stage.scoring import seconds_to_score
 from scripts.stage.status import StageStatus, status_of
 
 
 def status_text(project: Project) -> str:
-    """Return a line a stage."""
+    """Return a line a stage, and one a node that is left out."""
     states = project.states()
     jobs = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
     scoring = seconds_to_score(project.recipe, project.results, states)
     rows = [_row(status, project.site, scoring.get(status.stage)) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
-    return "\n".join(aligned([head, *rows], left={0, 1, len(head) - 1}))
+    away = left_out(project.root or project.results) if project.site.slurm else {}
+    told = [f"{node} is left out of the next submission, for a day: {why}" for node, why in sorted(away.items())]
+    return "\n".join([*aligned([head, *rows], left={0, 1, len(head) - 1}), *told])
 
 
 def _row(status: StageStatus, site: Site, scoring: float | None) -> list[str]:

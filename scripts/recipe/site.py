@@ -119,6 +119,10 @@ class Slurm(Submission):
     """Give a training whole nodes."""
     requeue: bool = True
     """Requeue a training's job at the time limit."""
+    sniff: bool = True
+    """Look at the nodes for at most a minute before a training; those found sick or slow are left out for a day."""
+    spares: NonNegativeInt = 0
+    """Nodes that a training on several asks for beyond its own; sick or else last ones go back to Slurm."""
     margin: PositiveInt = 60
     """Seconds to end a training, besides a step and a save."""
     network: IPv4Network | IPv6Network | None = None
@@ -145,6 +149,10 @@ class Slurm(Submission):
         """Return the GRES that jobs and job steps ask of a node; empty for none."""
         gpus = f"gpu:{self.gpus_per_node}" if self.gpus_per_node else "none"
         return (self.gres or gpus).removeprefix("none")
+
+    def nodes_asked(self, needed: int) -> int:
+        """Return the nodes that a job asks for, with spares where a training needs several."""
+        return needed + (self.spares if needed > 1 else 0)
 
 
 class NemoRlSite(Strict):

@@ -1,7 +1,7 @@
 """Resources of jobs, in the names of the Slurm plugin; None: nothing is asked for under the name."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Resources
@@ -12,9 +12,9 @@ ARGUMENTS = "sbatch_arguments"
 
 
 def training_resources(
-    site: Site, resources: Resources, publishes_only: bool = False, waits: bool = False
+    site: Site, resources: Resources, publishes_only: bool = False, waits: bool = False, away: Iterable[str] = ()
 ) -> dict[str, int | str | None]:
-    """Return a training job's resources; a light job's when it `publishes_only`, perhaps after a wait."""
+    """Return a training job's resources, without the nodes `away`; a light job's when it `publishes_only` or waits."""
     slurm = site.slurm
     if slurm is None:
         minutes = resources.runtime if waits or not publishes_only else PUBLISHING_MINUTES
@@ -23,16 +23,18 @@ def training_resources(
     extra += [f"--reservation={slurm.reservation}"] if slurm.reservation else []
     arguments = {"gres": slurm.node_gres or False} if slurm.gres else {}
     arguments |= {"mem": "0"} if slurm.exclusive and not resources.mem_mb else {}
-    gres = None if slurm.gres else slurm.node_gres
+    if excluded := [*filter(None, [slurm.arguments.get("exclude")]), *away]:
+        arguments["exclude"] = ",".join(map(str, excluded))
+    gres, nodes = None if slurm.gres else slurm.node_gres, slurm.nodes_asked(resources.nodes)
     full = {
         "slurm_account": slurm.account,
         "slurm_partition": slurm.partition,
         "constraint": slurm.constraint,
         "qos": slurm.qos,
-        "nodes": resources.nodes,
+        "nodes": nodes,
         "runtime": resources.runtime,
         "mem_mb": resources.mem_mb,
-        "tasks": 0 if gres else resources.nodes,
+        "tasks": 0 if gres else nodes,
         "gres": gres or None,
         "cpus_per_task": -1 if slurm.exclusive else site.threads * site.processes_on_node,
         "slurm_extra": " ".join(extra) or None,

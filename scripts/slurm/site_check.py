@@ -115,8 +115,8 @@ def _problems(site: Site, stage: str, resources: Resources, groups: list[NodeGro
     count = sum(group.nodes for group in nodes)
     most = min(count, slurm.max_nodes or count)
     limit = max(math.inf if group.limit is None else group.limit for group in nodes)
-    if resources.nodes > most:
-        yield f"stage {stage} asks for {resources.nodes} nodes, but can get {most} at most"
+    if (asked := slurm.nodes_asked(resources.nodes)) > most:
+        yield f"stage {stage} asks for {asked} nodes, but can get {most} at most"
     if resources.runtime > limit:
         yield (
             f"stage {stage} asks for {resources.runtime} minutes, but {limit:.0f} is the longest allowed; "

@@ -2,13 +2,14 @@
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
 from scripts.files import append_json
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
+from scripts.stage.progress import recent_steps, step_seconds
 
 
 class Attempt(TypedDict, total=False):
@@ -25,6 +26,10 @@ class Attempt(TypedDict, total=False):
     gpus: Count
     code: Code | None
     image: Image | None
+    hosts: list[str]
+    sniff: dict[str, Any]
+    blamed: list[str]
+    step_seconds: float | None
 
 
 def begin_attempt(
@@ -33,25 +38,28 @@ def begin_attempt(
     call: int = 0,
     nodes: int = 1,
     gpus: int = 0,
-    code: dict[str, Any] | None = None,
-    image: dict[str, Any] | None = None,
+    **more: Any,
 ) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
-    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes, `code` and `image` are as
-    scripts.stage.provenance tells.
+    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes; `more` are `code` and `image`
+    as scripts.stage.provenance tells, a Slurm job's nodes as `hosts`, and `sniff` as scripts.slurm.nodes found them.
     """
     here = {"host": socket.gethostname(), "slurm_job": own_job_id()}
-    _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, code=code, image=image, **here)
+    _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, **more, **here)
 
 
-def end_attempt(run: Path, step: int, outcome: str) -> None:
-    """Note an attempt's outcome and the step of its newest checkpoint.
+def end_attempt(run: Path, step: int, outcome: str, blamed: Sequence[str] = ()) -> None:
+    """Note an attempt's outcome, the step of its newest checkpoint, its median seconds of a step, and `blamed` nodes.
 
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
-    lost (a node), stalled (no new step for too long), failed, or waited (trained nothing, for another job does).
+    lost (a node), stalled (no new step for too long), sick (a node, before the first step), failed, or waited (trained
+    nothing, for another job does).
     """
-    _append(run, "end", step, outcome=outcome)
+    begun, logged = read_attempts(run)[-1], recent_steps(run)
+    is_own = logged and (run / "metrics.jsonl").stat().st_mtime > begun["time"] - 1  # file systems count more coarsely
+    own = {it["step"]: it for it in logged if is_own and begun["from"] < it["step"] <= logged[-1]["step"]}
+    _append(run, "end", step, outcome=outcome, blamed=[*blamed], step_seconds=step_seconds(own.values()))
 
 
 def read_attempts(run: Path) -> list[dict[str, Any]]:
@@ -65,7 +73,8 @@ def read_attempts(run: Path) -> list[dict[str, Any]]:
             begun = {"from": entry["step"], "outcome": "killed", "ended": None}
             attempts.append({**dict.fromkeys(Attempt.__annotations__), **entry, **begun})
         elif attempts:
-            attempts[-1] |= {"to": entry["step"], "outcome": entry.get("outcome", "killed"), "ended": entry["time"]}
+            told = {key: entry[key] for key in ("outcome", "blamed", "step_seconds") if key in entry}
+            attempts[-1] |= told | {"to": entry["step"], "ended": entry["time"]}
     return attempts
 
 
@@ -86,9 +95,9 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     """Say how a call's last two attempts ended, if both began at the newest checkpoint's step; else None.
 
     An attempt that found where its data end does not count: the next one aims at an earlier step. Nor does `call` 0, a
-    person's own.
+    person's own, nor an attempt that a sick node ended.
     """
-    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] != "waited"][-2:]
+    last = [attempt for attempt in attempts_of(run, call) if attempt["outcome"] not in ("waited", "sick")][-2:]
     if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None

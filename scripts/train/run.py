@@ -7,6 +7,7 @@ the job's end and goes on in the next allocation. Exit status: 0 published; 75 t
 
 import math
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +18,10 @@ from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
+from scripts.slurm.nodes import Health, look_at, without_spares
 from scripts.stage.attempts import begin_attempt, end_attempt, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
+from scripts.stage.left_out import left_out
 from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
@@ -118,35 +121,49 @@ def _attempt(
 ) -> Checkpoint | None:
     """Let the backend train, and note the attempt; return the newest checkpoint after it."""
     backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
-    allocated, site = attempt.allocation.job, attempt.allocation.site
-    nodes = len(allocated.nodes) if allocated else 1
+    allocated, site, health, blamed = attempt.allocation.job, attempt.allocation.site, Health({}, {}, 0.0), []
+    if allocated and site.slurm.sniff:
+        health = look_at(allocated, site.slurm)
+    if allocated and site.slurm.spares:
+        allocated = without_spares(allocated, health, site.resources_of(stage.name, stage.settings).nodes)
+    hosts = allocated.nodes if allocated else ()
+    nodes = len(hosts) or 1
     gpus = nodes * site.slurm.gpus_per_node if allocated else 0
     job = TrainingJob.of(
         stage, resume_from=resume_from, max_num_steps=aim.step, threads=attempt.threads, stop=stop, nodes=nodes
     )
-    begin_attempt(run, job.start, attempt.call, nodes, gpus, code_revision(), backend.image_of(stage, site))
+    made_by = {"code": code_revision(), "image": backend.image_of(stage, site)}
+    begin_attempt(run, job.start, attempt.call, nodes, gpus, **made_by, hosts=[*hosts], sniff=health._asdict())
+    if sick := [f"{node} is sick: {health.sick[node]}" for node in hosts if node in health.sick]:
+        end_attempt(run, job.start, "sick")
+        raise CutOffError(f"{'; '.join(sick)}; left out of the next submission")
     try:
-        backend.train(job, attempt.allocation)
+        backend.train(job, replace(attempt.allocation, job=allocated))
         outcome = "unfinished" if stop.reason else "failed"
     except ExhaustedError as error:
         outcome = "exhausted"
         stop.ask(str(error))
     except CutOffError as error:
         outcome = "stalled" if isinstance(error, StalledError) else "lost"
+        blamed = [node for node in hosts if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", str(error))]
         raise
     finally:
         reached = newest_checkpoint(run, aim.step, content=False)
         step = reached.step if reached else 0
         if step == aim.step:
             outcome = "finished" if aim.is_end or aim.step == stage.planned else "unfinished"
-        end_attempt(run, step, outcome)
+        end_attempt(run, step, outcome, blamed)
     return reached
 
 
 def requeue(run: Path, attempt: Attempt) -> None:
-    """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process."""
+    """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process.
+
+    A job with a node to be left out is not requeued: it may get the node again.
+    """
     job, site = attempt.allocation.job, attempt.allocation.site
     is_allowed = job is not None and job.requeues and site.slurm.requeue
+    is_allowed = is_allowed and not {*job.nodes} & {*left_out(run.parent.parent)}
     if not is_allowed or without_progress(run, attempt.call, newest_step(run)):
         return
     print(f"Slurm job {job.id} goes back into the queue for allocation {job.restarts + 2}", flush=True)
