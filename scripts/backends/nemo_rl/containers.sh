@@ -34,7 +34,7 @@ case $#:$kind in
         kill -"$signal" $left 2> /dev/null
         sleep 1
       done
-      enroot remove --force "$name" < /dev/null || exit 1
+      enroot remove --force "$name" < /dev/null || [ ! -e "$folder/$name" ] || exit 1 # pyxis removes nameless ones, too
     done
     ;;
 esac
