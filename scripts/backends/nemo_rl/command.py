@@ -49,7 +49,8 @@ class Launch:
 
     `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
     last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
-    length of the learning rate's schedule where not max_num_steps. `mark`: of the image, where known.
+    length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
+    `mark`: of the image, where known.
     """
 
     runtime: Runtime
@@ -58,7 +59,7 @@ class Launch:
     validation_split: Path
     checkpoints: Path
     logs: Path
-    max_num_steps: int
+    max_num_steps: int | str
     seed: int | None = None
     save_by: float | None = None
     schedule_steps: int | None = None
@@ -193,18 +194,17 @@ def driver_command(launch: Launch) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
-    """Return ray.sub's variables besides Slurm's; logs go to ``<base_logs>/<job id>-logs``."""
+def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dict[str, str]:
+    """Return ray.sub's variables besides Slurm's, with `cpus` of a node; logs go to ``<base_logs>/<job id>-logs``."""
     runtime, release, slurm = launch.runtime, launch.runtime.release, launch.runtime.site.slurm
     own = {
         "COMMAND": driver_command(launch),
         "CONTAINER": runtime.image,
         "MOUNTS": ",".join(runtime.mounts),
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
+        "CPUS_PER_WORKER": str(cpus),  # some releases ask for 128 without, and srun waits for ever on smaller nodes
         "BASE_LOG_DIR": str(base_logs),
     }
-    if slurm.cpus_per_node is not None:
-        own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
     if runtime.settings.sandbox:
         own |= {
             "SANDBOX_CONTAINER": runtime.image_of("sandbox"),
