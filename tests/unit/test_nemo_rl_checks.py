@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
 from scripts.backends.nemo_rl.checks.sums import GYM
 from scripts.backends.nemo_rl.command import hydra_overrides
@@ -246,6 +246,26 @@ def test_adapters_need_a_release_that_converts_and_merges_them(world, release, s
     context = world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}}).context()
     found = check_adapters(replace(context, release=release_of(release)))
     assert list(found) == [Finding("rlvr1", 15, line) for line in says]
+
+
+@pytest.mark.parametrize(("said", "traps"), [({}, [15]), ({"_v2": False}, [23])])
+def test_a_config_that_names_automodel_is_read_in_the_recipes_words(world, said, traps):
+    later = world.nemo_rl(checkouts=dict.fromkeys(("v0.7.0", "v0.8.0"), str(world.root / "checkout")))
+    later = later.config(policy={"automodel_cfg": {"enabled": True}})
+    later = later.stage(policy={"dtensor_cfg": {"enabled": True} | said, "megatron_cfg": {"enabled": False}})
+    context = replace(later.context(), release=release_of("v0.8.0"))
+    assert [finding.trap for finding in check_conversion(context)] == traps
+
+
+def test_a_release_known_by_its_tag_is_told_as_untried_and_held_to_the_tag(world):
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(world.root / "checkout")]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"], ["tag", "v0.8.0"]):
+        subprocess.run([*git, *command], check=True)
+    later = world.nemo_rl(checkouts=dict.fromkeys(("v0.7.0", "v0.8.0"), str(world.root / "checkout")))
+    context = replace(later.context(), release=release_of("v0.8.0"))
+    assert [(finding.trap, finding.stops) for finding in check_checkout(context)] == [(18, False)]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
+    assert [finding.stops for finding in check_checkout(context)] == [False, True]
 
 
 def test_every_trap_that_is_looked_for_has_such_a_value():

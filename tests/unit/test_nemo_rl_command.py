@@ -22,7 +22,7 @@ from scripts.backends.nemo_rl.command import (
     kept_checkpoints,
 )
 from scripts.backends.nemo_rl.hydra import hydra_value
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
@@ -257,3 +257,15 @@ def test_a_command_shown_before_the_rows_are_there_says_so_of_the_steps_and_the_
     shown = BACKEND.command_text(Stage(RECIPE, tmp_path, "rlvr1"), SITE)
     assert "unknown until the rows of rlvr1 are there" in shown and "max_num_steps=0" not in shown
     assert "CPUS_PER_WORKER='those of the job on a node'" in shown
+
+
+@pytest.mark.parametrize("name", load_releases())
+def test_each_release_is_told_of_automodel_by_its_own_name(name):
+    policy = {"dtensor_cfg": {"enabled": True, "_v2": True, "lora_cfg": {"dim": 8}}}
+    start = launch(policy=RECIPE.stages["rlvr1"].policy | policy, overrides=["++policy.dtensor_cfg.own=1"])
+    told = hydra_overrides(replace(start, runtime=replace(start.runtime, release=release_of(name))))
+    found = {text for text in told if "dtensor" in text or "automodel" in text}
+    is_new = name == "v0.8.0"
+    key = "policy.automodel_cfg" if is_new else "policy.dtensor_cfg"
+    both = {f"{key}.enabled=true", f"{key}.lora_cfg.dim=8", f"++{key}.own=1"}
+    assert found == (both if is_new else both | {f"{key}._v2=true"})

@@ -5,6 +5,7 @@ and configs refuse paths with spaces; other values are quoted for Hydra and then
 command; tokens stay in the job's environment.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
+from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
@@ -108,7 +110,15 @@ def hydra_overrides(launch: Launch) -> list[str]:
     ]
     if stage.sif and nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
-    return [*overrides, *stage.overrides]
+    return _spelled([*overrides, *stage.overrides], runtime.release)
+
+
+def _spelled(overrides: list[str], release: Release) -> list[str]:
+    """Return overrides with the release's name of ``policy.dtensor_cfg``."""
+    if "names_automodel" not in release.can:
+        return overrides
+    kept = (text for text in overrides if not re.match(r"[+~]*policy\.dtensor_cfg\._v2\b", text))
+    return [re.sub(r"^([+~]*policy\.)dtensor_cfg\b", r"\1automodel_cfg", text) for text in kept]
 
 
 def _filled(value: Any, launch: Launch) -> Any:

@@ -15,6 +15,7 @@ Ability = Literal[
     "transformers_5",
     "offloads_optimizer",
     "merges_adapters",
+    "names_automodel",
 ]
 
 
@@ -39,7 +40,7 @@ class Keys(Strict):
 
 
 class Release(Strict):
-    """One release of NeMo-RL, or a commit of a branch.
+    """One release of NeMo-RL, or a commit of a branch; `revision` is a tag where no commit could be had.
 
     `mounts`: folders of the checkout, and their paths in containers. `environment`: variables of every driver, with
     ``{cache}`` for the site's cache and ``{stage}`` for the stage; `launchers`: further variables by upstream launcher.
@@ -50,10 +51,12 @@ class Release(Strict):
     - transformers_5: tokenizer settings of transformers 5 can be read.
     - offloads_optimizer: the optimizer's copies on the CPU are those of the loaded weights.
     - merges_adapters: the images' Python with Megatron has peft.
+    - names_automodel: ``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on.
     """
 
     name: str = Field("", description="The key in envs/nemo-rl.yaml.")
     about: str
+    is_tried: bool = Field(True, description="False: read in NeMo-RL's documentation alone.")
     revision: str
     images: dict[str, str]
     versions: dict[str, str]

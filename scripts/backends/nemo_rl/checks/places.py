@@ -21,6 +21,10 @@ SAVE_FORMAT_KEY = "checkpointing.model_save_format"
 def check_conversion(context: StageContext) -> Iterator[Finding]:
     """Find checkpoints that no converter of the release reads."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
+    if dtensor is False and not megatron and "names_automodel" in context.release.can:
+        yield context.error(
+            23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2"
+        )
     in_shards = dtensor and not megatron and not has_adapters(context)
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
@@ -78,6 +82,10 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
 def check_checkout(context: StageContext) -> Iterator[Finding]:
     """Find a checkout that is missing, of another revision, or without a key of the recipe's."""
     release, name = context.release, context.release.name
+    if not release.is_tried:
+        yield context.warning(
+            18, f"{name} is untried: nothing but NeMo-RL's documentation was read, neither configs nor ray.sub"
+        )
     checkout = context.nemo_rl.checkouts.get(name)
     if checkout is None:
         yield context.error(
@@ -91,8 +99,8 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
     missing = [file for file in files if not Path(checkout, file).exists()]
     for file in missing:
         yield context.error(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
-    head = git(Path(checkout), "rev-parse", "HEAD")
-    if head is not None and head != release.revision:
+    head, pinned = (git(Path(checkout), "rev-parse", name) for name in ("HEAD", f"{release.revision}^{{commit}}"))
+    if head is not None and head != pinned:
         yield context.error(
             18, f"{checkout}: is at {head[:12]}, but {name} is {release.revision[:12]}; check that revision out"
         )
