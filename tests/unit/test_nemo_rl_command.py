@@ -168,6 +168,7 @@ def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
 
 def test_the_cluster_is_told_of_container_mounts_and_sandbox():
     told = cluster_environment(launch(), Path("/lustre/r/rlvr1/logs"), 96)
+    assert told["DEDICATED_RAY_HEAD"] == "0", "also where the user's environment says otherwise"
     assert (told["CONTAINER"], told["CPUS_PER_WORKER"]) == (SITE.nemo_rl.images["train"], "96")
     assert told["SANDBOX_CONTAINER"] == SITE.nemo_rl.images["sandbox"]
     assert told["MOUNTS"].split(",") == [

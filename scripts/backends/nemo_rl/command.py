@@ -214,6 +214,7 @@ def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dic
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
         "CPUS_PER_WORKER": str(cpus),  # some releases ask for 128 without, and srun waits for ever on smaller nodes
         "BASE_LOG_DIR": str(base_logs),
+        "DEDICATED_RAY_HEAD": "0",  # 1 in a user's environment would take a node from those that were asked for
     }
     if runtime.settings.sandbox:
         own |= {
