@@ -110,7 +110,7 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     assert ("long", "masked") in outcomes
 
 
-@pytest.mark.parametrize("name", sorted(load_releases().keys() & {"v0.7.0", "main"}))  # nano-v3-omni wants torchvision
+@pytest.mark.parametrize("name", ["v0.7.0", "main"])  # nano-v3-omni asks for a config of the model, which is none here
 def test_a_picture_becomes_the_tokens_that_its_processor_makes_and_the_answer_is_learnt(tmp_path, name):
     processor = make_processor(load_recipe(ROOT / "config/recipes/tiny-omni.yaml").model)
     processor.save_pretrained(tmp_path / "processor")
