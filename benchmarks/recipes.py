@@ -20,10 +20,10 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.backends.nemo_rl.command import hydra_overrides  # noqa: E402
-from scripts.backends.nemo_rl.releases import load_releases, release_of  # noqa: E402
+from scripts.backends.nemo_rl.releases import release_of  # noqa: E402
 from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, unknown_keys, value_of  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
-from tests.production import stages_of, stated, whole_recipe  # noqa: E402
+from tests.production import TRIED, stages_of, stated, whole_recipe  # noqa: E402
 
 VARIABLES = ("STAGECOACH_NEMO_RL", "STAGECOACH_NEMO_RL_PYTHON")
 LATER = {"main": "v0.7.0"}
@@ -109,7 +109,7 @@ def main() -> int:
     if missing := [name for name in VARIABLES if name not in os.environ]:
         sys.exit(f"error: set {' and '.join(missing)} (CONTRIBUTING.md), or try --smoke")
     checkouts, python = (Path(os.environ[name]).absolute() for name in VARIABLES)
-    found = [one for release in load_releases() for one in resolve(release, checkouts, python)]
+    found = [one for release in TRIED for one in resolve(release, checkouts, python)]
     print("| recipe | release | stages | overrides | unknown keys | stages refused | values compared | differ |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for one in sorted(found, key=lambda one: one.recipe):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
-from scripts.backends.nemo_rl.releases import Release
+from scripts.backends.nemo_rl.releases import Release, load_releases
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -14,6 +14,7 @@ from scripts.recipe.yaml_file import leaves, read_yaml
 from tests.conftest import ROOT
 
 PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
+TRIED = [name for name, release in load_releases().items() if release.is_tried]
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}", "") for name in ("", "_PYTHON"))
 needs_checkouts = pytest.mark.skipif(
     not CHECKOUTS, reason="STAGECOACH_NEMO_RL names no folder of NeMo-RL's checkouts by release"

@@ -114,7 +114,7 @@ class Slurm(Submission):
     gres: Gres | None = None
     """GRES of a node, such as gpu:h100:4 or gpu:8,nic:2, or none to ask for none; not said: gpu:<gpus_per_node>."""
     cpus_per_node: PositiveInt | None = None
-    """CPUs of a node for NeMo-RL's Ray; none: the launcher's number."""
+    """Most CPUs of a node for NeMo-RL's Ray; none: all of the job's."""
     exclusive: bool = True
     """Give a training whole nodes."""
     requeue: bool = True

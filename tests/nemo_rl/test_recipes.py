@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recipes import on_release, resolve
-from scripts.backends.nemo_rl.releases import load_releases
-from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
+from tests.production import CHECKOUTS, PYTHON, TRIED, needs_nemo_rl
 
 pytestmark = needs_nemo_rl
 
 
-@pytest.mark.parametrize("release", load_releases())
+@pytest.mark.parametrize("release", TRIED)
 def test_a_release_takes_what_its_recipes_say_and_keeps_it(release):
     found = resolve(release, Path(CHECKOUTS), Path(PYTHON).absolute())
     assert [one.recipe for one in found] == [recipe.name for recipe in on_release(release)] != []

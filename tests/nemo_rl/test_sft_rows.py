@@ -20,7 +20,7 @@ from scripts.model.processor import load_processor, make_processor, make_tokeniz
 from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import render
 from tests.conftest import ROOT
-from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
+from tests.production import CHECKOUTS, PYTHON, TRIED, needs_nemo_rl
 
 PROGRAM, LENGTH = Path(__file__).with_name("cpu") / "sft_rows.py", 1500
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
@@ -74,7 +74,7 @@ def rows_of(release, rows, stage, folder, tokenizer, config="sft.yaml"):
 
 
 @pytest.mark.parametrize("template", ["qwen3", "qwen3_training", "llama3"])
-@pytest.mark.parametrize("name", load_releases())
+@pytest.mark.parametrize("name", TRIED)
 def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, template):
     release = load_releases()[name]
     tokenizer = make_tokenizer()
@@ -110,7 +110,7 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     assert ("long", "masked") in outcomes
 
 
-@pytest.mark.parametrize("name", sorted(load_releases().keys() & {"v0.7.0", "main"}))  # nano-v3-omni wants torchvision
+@pytest.mark.parametrize("name", ["v0.7.0", "main"])  # nano-v3-omni asks for a config of the model, which is none here
 def test_a_picture_becomes_the_tokens_that_its_processor_makes_and_the_answer_is_learnt(tmp_path, name):
     processor = make_processor(load_recipe(ROOT / "config/recipes/tiny-omni.yaml").model)
     processor.save_pretrained(tmp_path / "processor")

@@ -77,10 +77,11 @@ def test_both_stages_are_published(chain):
 
 
 def test_the_first_goes_on_after_a_kill_in_a_save_and_after_a_requeue(chain):
-    first, second, third = trained(chain, "rlvr1")
+    first, second, *stalled, last = trained(chain, "rlvr1")  # the loader may stand still after some steps, too
     assert (first["from"], second["from"]) == (0, 2), "step 3 was not whole"
-    assert second["to"] == third["from"] >= 5
-    assert [it["outcome"] for it in (first, second, third)] == ["lost", "unfinished", "finished"]
+    assert all(before["to"] == after["from"] >= 5 for before, after in pairwise([second, *stalled, last]))
+    assert [it["outcome"] for it in (first, second, last)] == ["lost", "unfinished", "finished"]
+    assert {it["outcome"] for it in stalled} <= {"stalled"}
     assert "driver was killed (status 137) after the checkpoint of step 2; to be continued" in chain.log("rlvr1")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
+from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
 from scripts.backends.nemo_rl.checks.sums import GYM
 from scripts.backends.nemo_rl.command import hydra_overrides
@@ -31,6 +32,7 @@ from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT
+from tests.production import CHECKOUTS, TRIED, needs_checkouts
 from tests.unit.test_traps import CHECKS_OF_NEMO_RL, traps_told
 
 SUPER = load_recipe(ROOT / "config/recipes/super3.yaml")
@@ -46,6 +48,15 @@ FORGETS = """{%% for message in messages %%}
 <|im_start|>{{ message.role }}
 {{ content }}<|im_end|>
 {%% endfor %%}<|im_start|>assistant
+"""
+READS_GRES = """maybe_gres_arg() {
+  if sinfo -p $SLURM_JOB_PARTITION -h -o "%G" | grep -q "gpu:"; then
+    if [[ $GPUS_PER_NODE -ne $(sinfo -p $SLURM_JOB_PARTITION -h -o "%G" | cut -d'(' -f1 | awk -F: '{print $NF}') ]]; then
+      echo "Error: GRES detected is $(sinfo)" >&2
+      exit 1
+    fi
+  fi
+}
 """
 
 
@@ -159,6 +170,14 @@ class World:
         """With a chat template that leaves out earlier thoughts where this holds."""
         return self.template(FORGETS % condition)
 
+    def sinfo(self, gres: str) -> "World":
+        """On a cluster whose nodes have such GRES, with a checkout that reads it as v0.7.0 does."""
+        (self.root / "bin").mkdir()
+        (self.root / "bin/sinfo").write_text(f"#!/bin/sh\necho '{gres}'\n")
+        (self.root / "bin/sinfo").chmod(0o755)
+        (self.root / "checkout/ray.sub").write_text(READS_GRES)
+        return self
+
     def imported(self, files: list[str], age: float = -60) -> "World":
         """With an earlier import of the model in the cache, so many seconds younger than the model."""
         folder = f"model_{str(self.root / 'model').replace('/', '_')}"
@@ -203,6 +222,7 @@ def world(tmp_path, monkeypatch) -> World:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mounts").write_text("rootfs / ext4 rw 0 0\n")
     write_json(tmp_path / "sif" / PROVED, [])
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     for image in ("train.sqsh", "sandbox.sqsh"):
@@ -257,6 +277,35 @@ def test_adapters_need_a_release_that_converts_and_merges_them(world, release, s
     context = world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}}).context()
     found = check_adapters(replace(context, release=release_of(release)))
     assert list(found) == [Finding("rlvr1", 15, line) for line in says]
+
+
+@pytest.mark.parametrize(("said", "traps"), [({}, [15]), ({"_v2": False}, [23])])
+def test_a_config_that_names_automodel_is_read_in_the_recipes_words(world, said, traps):
+    later = world.nemo_rl(checkouts=dict.fromkeys(("v0.7.0", "v0.8.0"), str(world.root / "checkout")))
+    later = later.config(policy={"automodel_cfg": {"enabled": True}})
+    later = later.stage(policy={"dtensor_cfg": {"enabled": True} | said, "megatron_cfg": {"enabled": False}})
+    context = replace(later.context(), release=release_of("v0.8.0"))
+    assert [finding.trap for finding in check_conversion(context)] == traps
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", TRIED)
+def test_each_releases_own_ray_sub_is_asked_of_the_gres(world, release):
+    shutil.copy(Path(CHECKOUTS, release, "ray.sub"), world.sinfo("gpu:8,nic:2").root / "checkout")
+    assert [finding.trap for finding in check_gres(world.context())] == [35] * (release != "nano-v3-omni")
+    (world.root / "bin/sinfo").write_text("#!/bin/sh\necho 'gpu:h100:8(S:0-1)'\n")
+    assert list(check_gres(world.context())) == []
+
+
+def test_a_release_known_by_its_tag_is_told_as_untried_and_held_to_the_tag(world):
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e", "-C", str(world.root / "checkout")]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"], ["tag", "v0.8.0"]):
+        subprocess.run([*git, *command], check=True)
+    later = world.nemo_rl(checkouts=dict.fromkeys(("v0.7.0", "v0.8.0"), str(world.root / "checkout")))
+    context = replace(later.context(), release=release_of("v0.8.0"))
+    assert [(finding.trap, finding.stops) for finding in check_checkout(context)] == [(18, False)]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "two"], check=True)
+    assert [finding.stops for finding in check_checkout(context)] == [False, True]
 
 
 def test_every_trap_that_is_looked_for_has_such_a_value():

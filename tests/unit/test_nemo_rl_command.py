@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.command import (
     Launch,
     cluster_environment,
@@ -21,11 +22,12 @@ from scripts.backends.nemo_rl.command import (
     kept_checkpoints,
 )
 from scripts.backends.nemo_rl.hydra import hydra_value
-from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.stage_settings import Checkpointing
+from scripts.stage.stage import Stage
 from tests.conftest import ROOT
 from tests.production import CHECKOUTS, needs_checkouts, recipe_of
 
@@ -165,21 +167,22 @@ def test_the_deadline_is_computed_when_the_driver_starts(left, expected):
 
 
 def test_the_cluster_is_told_of_container_mounts_and_sandbox():
-    told = cluster_environment(launch(), Path("/lustre/r/rlvr1/logs"))
-    assert told["CONTAINER"] == SITE.nemo_rl.images["train"]
+    told = cluster_environment(launch(), Path("/lustre/r/rlvr1/logs"), 96)
+    assert told["DEDICATED_RAY_HEAD"] == "0", "also where the user's environment says otherwise"
+    assert (told["CONTAINER"], told["CPUS_PER_WORKER"]) == (SITE.nemo_rl.images["train"], "96")
     assert told["SANDBOX_CONTAINER"] == SITE.nemo_rl.images["sandbox"]
     assert told["MOUNTS"].split(",") == [
         "/lustre:/lustre",
         "/lustre/code/nemo-rl-v0.7.0:/lustre/code/nemo-rl-v0.7.0",
         "/lustre/code/nemo-rl-v0.7.0/3rdparty/Gym-workspace/Gym:/opt/nemo-rl/3rdparty/Gym-workspace/Gym",
     ]
-    assert "SANDBOX_CONTAINER" not in cluster_environment(launch("swe1"), Path("/l"))
+    assert "SANDBOX_CONTAINER" not in cluster_environment(launch("swe1"), Path("/l"), 96)
 
 
 def test_no_token_is_part_of_a_command(monkeypatch):
     for name in ("HF_TOKEN", "WANDB_API_KEY"):
         monkeypatch.setenv(name, "secret-of-mine")
-    assert "secret-of-mine" not in str(cluster_environment(launch(), Path("/l")))
+    assert "secret-of-mine" not in str(cluster_environment(launch(), Path("/l"), 96))
     assert shlex.split(driver_command(launch()))
 
 
@@ -249,3 +252,21 @@ def test_a_launchers_variables_are_ours_but_for_those_with_a_reason(name, stage,
     assert ours.keys() - theirs.keys() <= besides
     plain = {key: value for key, value in theirs.items() if "$" not in value and key in ours.keys() - OURS}
     assert {key: ours[key] for key in plain} == plain
+
+
+def test_a_command_shown_before_the_rows_are_there_says_so_of_the_steps_and_the_cpus(tmp_path):
+    shown = BACKEND.command_text(Stage(RECIPE, tmp_path, "rlvr1"), SITE)
+    assert "unknown until the rows of rlvr1 are there" in shown and "max_num_steps=0" not in shown
+    assert "CPUS_PER_WORKER='those of the job on a node'" in shown
+
+
+@pytest.mark.parametrize("name", load_releases())
+def test_each_release_is_told_of_automodel_by_its_own_name(name):
+    policy = {"dtensor_cfg": {"enabled": True, "_v2": True, "lora_cfg": {"dim": 8}}}
+    start = launch(policy=RECIPE.stages["rlvr1"].policy | policy, overrides=["++policy.dtensor_cfg.own=1"])
+    told = hydra_overrides(replace(start, runtime=replace(start.runtime, release=release_of(name))))
+    found = {text for text in told if "dtensor" in text or "automodel" in text}
+    is_new = name == "v0.8.0"
+    key = "policy.automodel_cfg" if is_new else "policy.dtensor_cfg"
+    both = {f"{key}.enabled=true", f"{key}.lora_cfg.dim=8", f"++{key}.own=1"}
+    assert found == (both if is_new else both | {f"{key}._v2=true"})

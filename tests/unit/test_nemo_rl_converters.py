@@ -18,7 +18,7 @@ import yaml
 from scripts.backends.nemo_rl import export as nemo_rl_export
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.export import WORKER, with_megatron
-from scripts.backends.nemo_rl.releases import load_releases, release_of
+from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
@@ -26,7 +26,7 @@ from scripts.recipe.load import load_site
 from scripts.stage.stage import Stage
 from tests.cases import tables_of
 from tests.conftest import ROOT
-from tests.production import CHECKOUTS, PRODUCTION, needs_checkouts, recipe_of
+from tests.production import CHECKOUTS, PRODUCTION, TRIED, needs_checkouts, recipe_of
 from tests.stages import checkpoint_record
 
 PYTHON = os.environ.get("STAGECOACH_NEMO_RL_PYTHON")
@@ -94,7 +94,7 @@ def test_what_would_convert_megatrons_adapters_is_understood_by_its_own_parser(t
     assert (told.adapter_ckpt, told.hf_ckpt_path) == (str(checkpoint / MEGATRON), str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("release", load_releases())
+@pytest.mark.parametrize("release", TRIED)
 def test_each_release_keeps_megatrons_environment_under_the_name_that_is_looked_for(release):
     registry = Path(CHECKOUTS, release, "nemo_rl/distributed/ray_actor_environment_registry.py").read_text()
     assert f'"{WORKER}": MCORE_EXECUTABLE' in registry

@@ -122,7 +122,7 @@ def started(container, tmp_path):
             any_launch(stage, RECIPES[name], changes.pop("checkout", checkout)),
             **{"model": MODEL, "logs": logs, "save_by": time.time() + 8940} | changes,
         )
-        text = f"cd {shlex.quote(str(checkout))} && {cluster_environment(launch, tmp_path)['COMMAND']}"
+        text = f"cd {shlex.quote(str(checkout))} && {cluster_environment(launch, tmp_path, 8)['COMMAND']}"
         recording = {"RECORD": str(record), "LOADED": str(tmp_path / "loaded")}
         done = subprocess.run(
             ["bash", "-c", text], env=environment | recording, cwd=tmp_path, text=True, capture_output=True, check=False
@@ -200,7 +200,7 @@ class Node:
         self.programs.mkdir()
         self.logs.mkdir()
         launch = any_launch("rlvr1", RECIPES["super3-b200"], folder)
-        self.setup.write_text(cluster_environment(launch, folder)["SETUP_COMMAND"])
+        self.setup.write_text(cluster_environment(launch, folder, 8)["SETUP_COMMAND"])
         (self.logs / ".shared_fs_canary").touch()
         for name in ("apt-get", "wget", "ln", "ray"):
             self.program(name)
@@ -242,7 +242,8 @@ def node(tmp_path) -> Node:
 @pytest.mark.parametrize("stage", RECIPES["super3-b200"].stages)
 def test_every_stage_of_super_v3_sets_its_nodes_up_and_no_other_releases(tmp_path, stage):
     ours, others = (
-        cluster_environment(any_launch(stage, RECIPES[name], tmp_path), tmp_path) for name in ("super3-b200", "super3")
+        cluster_environment(any_launch(stage, RECIPES[name], tmp_path), tmp_path, 8)
+        for name in ("super3-b200", "super3")
     )
     assert "apptainer" in ours["SETUP_COMMAND"] and "SETUP_COMMAND" not in others
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from scripts.backends.nemo_rl.outcome import HOPELESS, SHOWN, SIGNS, cause_of, data_ended
-from scripts.backends.nemo_rl.releases import load_releases
 from tests.cases import cases, tables_of
-from tests.production import CHECKOUTS, needs_checkouts
+from tests.production import CHECKOUTS, TRIED, needs_checkouts
 
 STEP = ["========== Step 3/50 ==========", "  Loss: 0.0123", "  Mean reward: 0.41"]
 
@@ -40,7 +39,7 @@ def test_the_script_that_ray_sub_prints_as_it_runs_is_no_message_of_its(logs):
 
 
 @needs_checkouts
-@pytest.mark.parametrize("release", load_releases())
+@pytest.mark.parametrize("release", TRIED)
 def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, release):
     assert logs(STEP, Path(CHECKOUTS, release, "ray.sub").read_text().splitlines()) is None
 
@@ -82,7 +81,7 @@ def test_only_failures_that_a_driver_survives_for_nothing_end_it_at_once():
 
 
 @needs_checkouts
-@pytest.mark.parametrize("release", load_releases())
+@pytest.mark.parametrize("release", TRIED)
 def test_every_release_prints_the_sign_of_a_failed_thread_of_rollouts_and_goes_on(release):
     (text,) = [
         text

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -133,7 +134,10 @@ class NemoRl(Backend):
             return super().command_text(stage, site)
         job = TrainingJob.of(stage, max_num_steps=stage.planned or 0, threads=site.threads, stop=StopRequest())
         launch = _driver().launch_of(job, site)
-        variables = cluster_environment(launch, stage.paths.logs.absolute())
+        if stage.planned is None:
+            launch = replace(launch, max_num_steps=f"unknown until the rows of {stage.settings.blend} are there")
+        cpus = site.slurm.cpus_per_node or "those of the job on a node"
+        variables = cluster_environment(launch, stage.paths.logs.absolute(), cpus)
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
 

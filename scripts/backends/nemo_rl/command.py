@@ -5,6 +5,7 @@ and configs refuse paths with spaces; other values are quoted for Hydra and then
 command; tokens stay in the job's environment.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
+from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
@@ -55,7 +57,8 @@ class Launch:
 
     `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
     last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
-    length of the learning rate's schedule where not max_num_steps. `mark`: of the image, where known.
+    length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
+    `mark`: of the image, where known.
     """
 
     runtime: Runtime
@@ -64,7 +67,7 @@ class Launch:
     validation_split: Path
     checkpoints: Path
     logs: Path
-    max_num_steps: int
+    max_num_steps: int | str
     seed: int | None = None
     save_by: float | None = None
     schedule_steps: int | None = None
@@ -113,7 +116,15 @@ def hydra_overrides(launch: Launch) -> list[str]:
     ]
     if stage.sif and nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
-    return [*overrides, *stage.overrides]
+    return _spelled([*overrides, *stage.overrides], runtime.release)
+
+
+def _spelled(overrides: list[str], release: Release) -> list[str]:
+    """Return overrides with the release's name of ``policy.dtensor_cfg``."""
+    if "names_automodel" not in release.can:
+        return overrides
+    kept = (text for text in overrides if not re.match(r"[+~]*policy\.dtensor_cfg\._v2\b", text))
+    return [re.sub(r"^([+~]*policy\.)dtensor_cfg\b", r"\1automodel_cfg", text) for text in kept]
 
 
 def _filled(value: Any, launch: Launch) -> Any:
@@ -199,19 +210,19 @@ def driver_command(launch: Launch) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cluster_environment(launch: Launch, base_logs: Path) -> dict[str, str]:
-    """Return ray.sub's variables besides Slurm's; logs go to ``<base_logs>/<job id>-logs``."""
+def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dict[str, str]:
+    """Return ray.sub's variables besides Slurm's, with `cpus` of a node; logs go to ``<base_logs>/<job id>-logs``."""
     runtime, release, slurm = launch.runtime, launch.runtime.release, launch.runtime.site.slurm
     own = {
         "COMMAND": driver_command(launch),
         "CONTAINER": runtime.image,
         "MOUNTS": ",".join(runtime.mounts),
         "GPUS_PER_NODE": str(slurm.gpus_per_node),
+        "CPUS_PER_WORKER": str(cpus),  # some releases ask for 128 without, and srun waits for ever on smaller nodes
         "BASE_LOG_DIR": str(base_logs),
         **PORTS,
+        "DEDICATED_RAY_HEAD": "0",  # 1 in a user's environment would take a node from those that were asked for
     }
-    if slurm.cpus_per_node is not None:
-        own["CPUS_PER_WORKER"] = str(slurm.cpus_per_node)
     if runtime.settings.sandbox:
         own |= {
             "SANDBOX_CONTAINER": runtime.image_of("sandbox"),

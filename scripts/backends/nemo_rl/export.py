@@ -61,7 +61,8 @@ def converter_command(release: Release, checkpoint: Path, output: Path, gpus: in
 
 def trains_adapters(policy: dict[str, Any]) -> bool:
     """Return whether a section `policy` of NeMo-RL trains adapters alone."""
-    megatron, dtensor = policy.get("megatron_cfg") or {}, policy.get("dtensor_cfg") or {}
+    megatron, dtensor = (policy.get(name) or {} for name in ("megatron_cfg", "dtensor_cfg"))
+    dtensor = policy.get("automodel_cfg") or dtensor  # since v0.8.0
     section = megatron.get("peft") if megatron.get("enabled") else dtensor.get("lora_cfg")
     return bool((section or {}).get("enabled"))
 

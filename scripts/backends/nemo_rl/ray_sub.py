@@ -44,11 +44,12 @@ class RaySub:
         print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
         warn_of_ports(runtime.name, runtime.release)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
+        cpus = min(runtime.site.slurm.cpus_per_node or job.cpus_per_node, job.cpus_per_node)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
                 ["bash", str(checkout / "ray.sub")],  # noqa: S607
                 cwd=checkout,
-                env=container_environment() | variables | cluster_environment(launch, logs),
+                env=container_environment() | variables | cluster_environment(launch, logs, cpus),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -18,6 +18,7 @@ Ability = Literal[
     "low_ports",
     "writes_tokenizer_once",
     "awaits_all_stages",
+    "names_automodel",
 ]
 
 
@@ -42,7 +43,7 @@ class Keys(Strict):
 
 
 class Release(Strict):
-    """One release of NeMo-RL, or a commit of a branch.
+    """One release of NeMo-RL, or a commit of a branch; `revision` is a tag where no commit could be had.
 
     `mounts`: folders of the checkout, and their paths in containers. `environment`: variables of every driver, with
     ``{cache}`` for the site's cache and ``{stage}`` for the stage; `launchers`: further variables by upstream launcher.
@@ -56,10 +57,12 @@ class Release(Strict):
     - low_ports: NeMo-RL's own ports lie below 9000.
     - writes_tokenizer_once: one rank alone writes the tokenizer.
     - awaits_all_stages: a pipeline's ranks all record the experts' losses.
+    - names_automodel: ``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on.
     """
 
     name: str = Field("", description="The key in envs/nemo-rl.yaml.")
     about: str
+    is_tried: bool = Field(True, description="False: read in NeMo-RL's documentation alone.")
     revision: str
     images: dict[str, str]
     versions: dict[str, str]

@@ -10,8 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import absent
 from omegaconf import OmegaConf
 from pydantic import BaseModel, TypeAdapter, ValidationError
+
+assert absent
 
 
 @cache

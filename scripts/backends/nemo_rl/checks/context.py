@@ -44,8 +44,12 @@ class StageContext(Runtime):
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Return the driver's config: the release's under ``add``, the recipe's sections and overrides."""
-        config = merge(self.upstream, self.settings.add)
+        """Return the driver's config, in recipes' words: the release's under ``add``, the recipe's, the overrides."""
+        config = self.upstream
+        if "names_automodel" in self.release.can and (policy := config.get("policy")):
+            automodel = {"_v2": True} | policy.get("automodel_cfg", {})
+            config = merge(config, {"policy": {"dtensor_cfg": automodel}})
+        config = merge(config, self.settings.add)
         config = merge(config, {section: getattr(self.settings, section) for section in SETTINGS})
         for override in self.settings.overrides:
             key, _, value = override.lstrip("+").partition("=")

@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,16 +16,21 @@ from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.slurm.client import client_environment, in_one_line
 from scripts.stage.provenance import git
 
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
+GRES = re.compile(r"^maybe_gres_arg\(\) \{.*?^\}", re.MULTILINE | re.DOTALL)
+"""ray.sub's function that compares GPUS_PER_NODE with sinfo, and ends the job where they differ."""
 
 
 def check_conversion(context: StageContext) -> Iterator[Finding]:
     """Find checkpoints that no converter of the release reads."""
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
+    if dtensor is False and not megatron and "names_automodel" in context.release.can:
+        yield context.error(23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2")
     in_shards = dtensor and not megatron and not has_adapters(context)
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
@@ -99,6 +106,10 @@ def check_file_system(context: StageContext) -> Iterator[Finding]:
 def check_checkout(context: StageContext) -> Iterator[Finding]:
     """Find a checkout that is missing, of another revision, or without a key of the recipe's."""
     release, name = context.release, context.release.name
+    if not release.is_tried:
+        yield context.warning(
+            18, f"{name} is untried: nothing but NeMo-RL's documentation was read, neither configs nor ray.sub"
+        )
     checkout = context.nemo_rl.checkouts.get(name)
     if checkout is None:
         yield context.error(
@@ -112,8 +123,8 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
     missing = [file for file in files if not Path(checkout, file).exists()]
     for file in missing:
         yield context.error(18, f"{checkout}: has no {file}; is it {name}, cloned with --recursive?")
-    head = git(Path(checkout), "rev-parse", "HEAD")
-    if head is not None and head != release.revision:
+    head, pinned = (git(Path(checkout), "rev-parse", name) for name in ("HEAD", f"{release.revision}^{{commit}}"))
+    if head is not None and head != pinned:
         yield context.error(
             18, f"{checkout}: is at {head[:12]}, but {name} is {release.revision[:12]}; check that revision out"
         )
@@ -127,6 +138,24 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
         problems = [str(error)]
     for problem in problems:
         yield context.error(23, problem)
+
+
+def check_gres(context: StageContext) -> Iterator[Finding]:
+    """Find a partition whose GRES the release's ray.sub refuses; ray.sub's function is run, where Slurm is there."""
+    file = Path(context.nemo_rl.checkouts.get(context.release.name, ""), "ray.sub")
+    slurm = context.site.for_stage(context.name).slurm
+    function = GRES.search(file.read_text(encoding="utf-8")) if file.is_file() else None
+    if function is None or slurm.partition is None or shutil.which("sinfo") is None:
+        return
+    told = {"SLURM_JOB_PARTITION": slurm.partition, "GPUS_PER_NODE": str(slurm.gpus_per_node)}
+    command = ["bash", "-c", f"{function[0]}\nmaybe_gres_arg"]
+    done = subprocess.run(command, env=client_environment() | told, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield context.error(
+            35,
+            f"{file} would end the job once nodes are held ({in_one_line(done.stderr)}); set slurm.gpus_per_node, name "
+            "another partition, or mend maybe_gres_arg in the checkout, which reads sinfo's GRES",
+        )
 
 
 def check_images(context: StageContext) -> Iterator[Finding]:
