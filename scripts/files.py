@@ -205,13 +205,13 @@ def read_json(path: Path) -> Any:
 
 
 def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
-    """Return the whole lines in the last `size` bytes of a text file; none for a missing file."""
+    """Return the whole lines in the last `size` bytes of a text file; none for a missing file or a folder."""
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - size)
             file.seek(start)
             lines = file.read(size).decode("utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return []
     return lines[1:] if start else lines
 

@@ -178,6 +178,16 @@ class World:
         (self.root / "checkout/ray.sub").write_text(READS_GRES)
         return self
 
+    def enroot(self, writable: str) -> "World":
+        """On a host with enroot, which reads its settings and then its library."""
+        program = self.root / "bin/enroot"
+        program.parent.mkdir()
+        program.write_text(
+            f"#!/bin/sh\nENROOT_DATA_PATH={self.root} ENROOT_ROOTFS_WRITABLE={writable}\n. $ENROOT_LIBRARY_PATH/common.sh\n"
+        )
+        program.chmod(0o755)
+        return self
+
     def imported(self, files: list[str], age: float = -60) -> "World":
         """With an earlier import of the model in the cache, so many seconds younger than the model."""
         folder = f"model_{str(self.root / 'model').replace('/', '_')}"

@@ -12,6 +12,7 @@ import psutil
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.silent import has_adapters
+from scripts.backends.nemo_rl.containers import doubts_of, places_here
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
@@ -176,6 +177,13 @@ def check_images(context: StageContext) -> Iterator[Finding]:
             )
         else:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
+
+
+def check_containers(context: StageContext) -> Iterator[Finding]:
+    """Find settings of enroot on this host, as likely on the nodes, with which ray.sub's containers fail."""
+    for place in places_here():
+        for doubt in doubts_of(place):
+            yield context.warning(104, doubt)
 
 
 def check_import(context: StageContext) -> Iterator[Finding]:
