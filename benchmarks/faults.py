@@ -36,6 +36,7 @@ from scripts.stage.provenance import git
 from tests.conftest import Workflow
 from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base
 from tests.slurm.cluster import Cluster, ClusterError, reason_missing
+from tests.slurm.containers import Containers, build
 from tests.slurm.faults import FAULTS, Fault, suffer
 
 RUNS = 2
@@ -50,7 +51,8 @@ named below the table, and `benchmarks/faults.py` fails. A machine too busy to s
 raylet within Ray's own 30 s, gives such runs too (`--slow` lengthens the limits).
 
 {{complete}} of {len(FAULTS)} faults have {RUNS} runs; a run took {{walls}}, at a load of {{loads}} (other work shared
-the cores, and several such clusters ran side by side). Two figures are those of the two runs.
+the cores, and several such clusters ran side by side); {{pyxis}} runs were on hosts with NVIDIA's own pyxis
+(`--pyxis`). Two figures are those of the two runs.
 
 *Seconds* is the longest time without a new step from the fault on; they are rough. A start of the training takes 15 to
 60 of them here, and where a host is lost Slurm waits for it (`SlurmdTimeout`: 10 s) and then holds the job back.
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, help="make at most so many runs")
     parser.add_argument("--at-once", type=int, default=1, help="so many at a time, each on a cluster of its own")
     parser.add_argument("--slow", type=int, default=1, help="so many times longer time limits, on a busy machine")
+    parser.add_argument("--pyxis", action="store_true", help="on hosts with NVIDIA's own pyxis (CONTRIBUTING.md)")
     parser.add_argument("--list", action="store_true", help="names, what they are, and how many runs are known")
     parser.add_argument("--keep", type=Path, help="leave the trees in this directory, and use what it has of them")
     arguments = parser.parse_args()
@@ -90,13 +93,21 @@ def main() -> None:
         base = base_of(directory)
         expected = {nodes: undisturbed(base, directory, nodes) for nodes in {FAULTS[name].nodes for name in wanting}}
         with ThreadPoolExecutor(arguments.at_once) as lanes:
-            work = partial(cause, base, directory, expected, arguments.slow)
+            work = partial(cause, base, directory, expected, arguments.slow, build() if arguments.pyxis else None)
             done = list(lanes.map(work, range(len(wanting)), wanting))
     failed = [name for name, is_well in zip(wanting, done, strict=True) if not is_well]
     sys.exit(f"not as it should be: {', '.join(failed)}" if failed else 0)
 
 
-def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, number: int, name: str) -> bool:
+def cause(
+    base: Workflow,
+    directory: Path,
+    expected: dict[int, str],
+    slow: int,
+    containers: Containers | None,
+    number: int,
+    name: str,
+) -> bool:
     """Cause a fault on a cluster of its own, and keep what came of it; whether all was as it should be."""
     one, root = FAULTS[name], directory / f"{number}-{name}"
     if one.at_once and one.runtime < Fault.runtime:
@@ -108,7 +119,8 @@ def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, 
     if one.volume_mb:  # before the hosts are there, which would not see it otherwise
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={one.volume_mb}m", "tmpfs", stage], check=True)
     try:
-        with Cluster(directory / f"slurm{number}", requeue_delay=5, **one.cluster) as cluster:
+        place = directory / f"slurm{number}"
+        with Cluster(place, requeue_delay=5, containers=containers, **one.cluster) as cluster:
             outcome = suffer(one, base, root, cluster, expected[one.nodes])
     except ClusterError as error:
         print(f"{name}: {error}", flush=True)
@@ -119,6 +131,7 @@ def cause(base: Workflow, directory: Path, expected: dict[int, str], slow: int, 
     wall = time.monotonic() - began
     print(f"{name}: {wall:.0f} s, {outcome.lost} steps lost", *outcome.problems, sep="\n    ", flush=True)
     run = {"fault": name, "commit": git(ROOT, "rev-parse", "--short", "HEAD"), "cores": os.cpu_count()}
+    run |= {"pyxis": containers is not None}
     run |= {"load": round(load, 1), "wall": round(wall)} | asdict(outcome) | {"seconds": round(outcome.seconds, 1)}
     for words in ("read", "problems"):
         run[words] = [re.sub(r"\s+", " ", line.replace(f"{root}/", "")) for line in run[words]]
@@ -172,6 +185,7 @@ def table(runs: list[dict[str, Any]]) -> str:
         cores=spread(run["cores"] for run in runs),
         walls=f"{spread(run['wall'] for run in runs)} s",
         loads=spread(run["load"] for run in runs),
+        pyxis=sum(run.get("pyxis", False) for run in runs),
     )
     below = ["", "Not as it should be:", "", *faulty] if faulty else []
     return "\n".join([above, head(*COLUMNS), *rows, *below, ""])
