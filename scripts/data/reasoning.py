@@ -23,7 +23,12 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     """
     messages = row.get("messages")
     message = messages[-1] if isinstance(messages, list) and messages else None
-    trace = _trace_of(message) if isinstance(message, dict) else ""
+    if not isinstance(message, dict):
+        return row
+    apart, content = message.get("reasoning_content"), message.get("content")
+    is_apart = isinstance(apart, str) and apart != ""
+    found = _THINKING.search(content) if isinstance(content, str) else None
+    trace = apart if is_apart else found[1] if found else ""
     if not trace.strip():
         return row
     digest = hashlib.sha256(f"{seed}\n{json.dumps(messages, sort_keys=True)}".encode()).digest()
@@ -34,7 +39,13 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
         shorter = _truncate(trace, reasoning.budgets, choice)
     else:
         return row
-    return row if shorter == trace else row | {"messages": [*messages[:-1], _with_trace(message, shorter)]}
+    if shorter == trace:
+        return row
+    if is_apart:
+        told = {"reasoning_content": shorter}
+    else:
+        told = {"content": content[: found.start(1)] + shorter + content[found.end(1) :]}
+    return row | {"messages": [*messages[:-1], message | told]}
 
 
 def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
@@ -44,21 +55,6 @@ def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
     row = json.loads(line)
     controlled = control(row, reasoning, seed)
     return line if controlled is row else json.dumps(controlled, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _trace_of(message: dict[str, Any]) -> str:
-    reasoning, content = message.get("reasoning_content"), message.get("content")
-    if reasoning and isinstance(reasoning, str):
-        return reasoning
-    found = _THINKING.search(content) if isinstance(content, str) else None
-    return found[1] if found else ""
-
-
-def _with_trace(message: dict[str, Any], trace: str) -> dict[str, Any]:
-    reasoning = message.get("reasoning_content")
-    if reasoning and isinstance(reasoning, str):
-        return message | {"reasoning_content": trace}
-    return message | {"content": _THINKING.sub(lambda _: f"<think>{trace}</think>", message["content"], count=1)}
 
 
 def _truncate(trace: str, budgets: list[int], choice: int) -> str:
