@@ -70,7 +70,10 @@ def files_of_split(
 
 def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
     """Return the files of each split of a subset."""
-    configs = {str(config.get("config_name", "default")): config for config in _configs(card)}
+    head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
+    node = limited(head, loader := FAST_LOADER(head))
+    stated = (node and loader.construct_document(node).get("configs")) or []
+    configs = {str(config.get("config_name", "default")): config for config in stated if isinstance(config, dict)}
     if configs:
         default = [name for name, config in configs.items() if config.get("default") or name == "default"]
         chosen = subset or next(iter(default or (configs if len(configs) == 1 else ())), "")
@@ -96,13 +99,6 @@ def _splits_of(names: Collection[str], card: str, subset: str | None, where: str
     if chosen_format is None or not splits:
         raise UserError(f"{where}: has no file that ends in {', '.join(FORMATS)}")
     return splits
-
-
-def _configs(card: str) -> list[dict[str, Any]]:
-    head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
-    node = limited(head, loader := FAST_LOADER(head))
-    configs = node and loader.construct_document(node).get("configs")
-    return [config for config in configs or [] if isinstance(config, dict)]
 
 
 def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], where: str) -> dict[str, list[str]]:
