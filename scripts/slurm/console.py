@@ -44,7 +44,9 @@ class Console(logging.Filter):
         """Rewrite a record; False drops it."""
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
-            return self._tell_mistake(record)
+            if (error := sys.exc_info()[1]) is not None and (line := self.messages.line(error)):
+                record.msg = f"error: {line}"
+            return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
         if event == LogEvent.JOB_ERROR and self.workflow.is_main_process:
             self._tell_failure(record)
         elif event == LogEvent.JOB_INFO and self._is_short:
@@ -69,12 +71,6 @@ class Console(logging.Filter):
     def _is_short(self) -> bool:
         shown = self.workflow.output_settings
         return shown.dryrun and not shown.printshellcmds and not shown.verbose
-
-    def _tell_mistake(self, record: logging.LogRecord) -> bool:
-        error = sys.exc_info()[1]
-        if error is not None and (line := self.messages.line(error)):
-            record.msg = f"error: {line}"
-        return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
 
     def _tell_failure(self, record: logging.LogRecord) -> None:
         job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
