@@ -64,7 +64,13 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         marks=MARKS,
         verdicts=list(_verdicts(results, lineage, chains, scored)),
         cost=total(stage.cost for stage in trained.values()),
-        notable=list(_notable(shown)),
+        notable=[
+            (name, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}")
+            for outcome in ("stop", "warn")
+            for name, stage in shown.items()
+            for each in stage.criteria
+            if each["outcome"] == outcome
+        ],
         shown=shown,
         costs={card: total(each) for card, each in costs.items()},
     )
@@ -87,15 +93,6 @@ def _swept(
         f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
     ]
     return {"progress": words, "best": best, "chosen": chosen, "gate": best and shown[best].row["gate"]}
-
-
-def _notable(shown: Mapping[str, TrainedStage]) -> Iterator[tuple[str, str]]:
-    """Yield each stage with a missed criterion in words, stops before warnings."""
-    for outcome in ("stop", "warn"):
-        for name, stage in shown.items():
-            for each in stage.criteria:
-                if each["outcome"] == outcome:
-                    yield name, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}"
 
 
 def _verdicts(
