@@ -73,12 +73,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.card and arguments.license:
         raise UserError("--license is for the generated card; write the licence into the file of --card")
     link, card = verified_link(arguments.export, arguments.with_code), arguments.card
-    text = card.read_text(encoding="utf-8") if card else made_card(link, arguments.license)
-    print(push(link, arguments.repository, text, arguments.public))
-
-
-def made_card(link: Link, license_id: str | None) -> str:
-    """Return the card of a stage's export, with the facts that the run's last call had of the recipe."""
+    # what the run's last call knew of the recipe
     facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str | None]) or {}
-    license_id = license_id or facts.get("license")
-    return str(model_card(link.paths.directory / "hf", license_id, facts.get("base_model"), facts.get("attribution")))
+    told = arguments.license or facts.get("license"), facts.get("base_model"), facts.get("attribution")
+    text = card.read_text(encoding="utf-8") if card else str(model_card(link.paths.directory / "hf", *told))
+    print(push(link, arguments.repository, text, arguments.public))
