@@ -36,7 +36,12 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     if draw < reasoning.strip_share:
         shorter = ""
     elif draw < reasoning.strip_share + reasoning.truncate_share:
-        shorter = _truncate(trace, reasoning.budgets, choice)
+        ends = [word.end() for word in _WORD.finditer(trace)]
+        exceeded = [budget for budget in reasoning.budgets if budget < len(ends)]
+        if not exceeded:
+            return row
+        # one of the budgets (in words) below the trace's length; final white space stays
+        shorter = trace[: ends[exceeded[choice % len(exceeded)] - 1]] + trace[ends[-1] :]
     else:
         return row
     if shorter == trace:
@@ -55,12 +60,3 @@ def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
     row = json.loads(line)
     controlled = control(row, reasoning, seed)
     return line if controlled is row else json.dumps(controlled, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _truncate(trace: str, budgets: list[int], choice: int) -> str:
-    """Cut a trace to one of the budgets (in words) below its length; final white space stays."""
-    ends = [word.end() for word in _WORD.finditer(trace)]
-    exceeded = [budget for budget in budgets if budget < len(ends)]
-    if not exceeded:
-        return trace
-    return trace[: ends[exceeded[choice % len(exceeded)] - 1]] + trace[ends[-1] :]
