@@ -130,11 +130,7 @@ class _Waiting:
 
 
 def write_blend(
-    blend: Blend,
-    files: list[list[list[PublishedFile]]],
-    output: Path,
-    cleaner: Cleaner | None = None,
-    workers: int = 1,
+    blend: Blend, files: list[list[list[PublishedFile]]], output: Path, cleaner: Cleaner | None = None, workers: int = 1
 ) -> dict[str, Any]:
     """Write a blend as JSONL from the sets of files of each part; return the counts.
 
