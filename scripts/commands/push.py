@@ -54,16 +54,12 @@ def push(link: Link, repository: str, card: str, is_public: bool = False) -> str
         api.create_repo(repository, private=not is_public, exist_ok=True)
         return api.create_commit(repository, operations, commit_message=message).commit_url
     except (httpx2.HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
-        raise UserError(f"{repository} at {constants.ENDPOINT}: {_explain(error)}") from None
-
-
-def _explain(error: Exception) -> str:
-    """Why a push failed, without the token, and what to do."""
-    cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-    if isinstance(cause, HfHubHTTPError) and status_of(cause) in REFUSALS:
-        reason = cause.server_message or "without a reason"
-        return f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
-    return f"{brief(cause)}; run it again: files that came are not sent twice"
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        says = f"{brief(cause)}; run it again: files that came are not sent twice"
+        if isinstance(cause, HfHubHTTPError) and status_of(cause) in REFUSALS:
+            reason = cause.server_message or "without a reason"
+            says = f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
+        raise UserError(f"{repository} at {constants.ENDPOINT}: {says}") from None
 
 
 def run(arguments: argparse.Namespace) -> None:
