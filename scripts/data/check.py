@@ -113,7 +113,6 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
 
 
 def _table(tallies: dict[Path, Tally]) -> str:
-    """Format the first bad rows one by one; count all."""
     found = [(f"{file}:{line}", *told) for file, tally in tallies.items() for line, *told in tally.shown][:SHOWN]
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]

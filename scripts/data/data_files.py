@@ -69,7 +69,6 @@ def files_of_split(
 
 
 def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
-    """Return the files of each split of a subset."""
     head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
     node = limited(head, loader := FAST_LOADER(head))
     stated = (node and loader.construct_document(node).get("configs")) or []
@@ -117,7 +116,6 @@ def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], wher
 
 
 def _split_of(name: str) -> str:
-    """Return the split named by a file or folder; train if none is."""
     path = PurePosixPath(name)
     if shard := _SHARD.match(path.name):
         return shard["split"]

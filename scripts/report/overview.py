@@ -134,7 +134,6 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
 
 
 def _progress(stage: TrainedStage) -> str:
-    """Return a trained stage's steps and cost in words."""
     steps, ended = stage.record["step"], stage.record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
     return f"{steps} step{'s' if steps != 1 else ''}{whole}, {stage.cost.text}"

@@ -113,7 +113,6 @@ def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:
 
 
 def _contradictions(link: Link) -> Iterator[str]:
-    """Yield contradictions between records, and between record and config."""
     record = link.paths.record
     if not link.on_disk:
         what = next(

@@ -179,7 +179,6 @@ def _rules(handled: bytes, accesses: dict[Path, int]) -> int:
 
 
 def _readable(hidden: list[Path]) -> list[Path]:
-    """List Python's and the system's libraries."""
     room = Path(__file__).resolve().parents[1]
     folders = [Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     folders += [Path(name) for name in (*sysconfig.get_paths().values(), "/usr", "/lib", "/lib64", room)]

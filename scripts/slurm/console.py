@@ -95,7 +95,6 @@ def end_beside_locks(also: Callable[[], None]) -> None:
 
 
 def _replace(record: logging.LogRecord, line: str) -> None:
-    """Make a record a plain line."""
     record.event, record.msg = None, line
 
 
@@ -119,7 +118,6 @@ def shortened(reason: str) -> str:
 
 
 def _some(files: str) -> str:
-    """Return at most three files after a colon."""
     names = files.split(", ")
     more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
     return f": {', '.join(names[:FILES_SHOWN])}{more}" if files else ""

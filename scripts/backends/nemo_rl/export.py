@@ -112,7 +112,6 @@ def _merge(runtime: Runtime, checkpoint: Path, output: Path, log: Path) -> dict[
 
 
 def _policy(checkpoint: Path) -> dict[str, Any]:
-    """Return the section `policy` of a checkpoint's config."""
     return yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8"))["policy"]
 
 
