@@ -78,7 +78,9 @@ def explain_refusal(error: OSError) -> str:
     if barred is None:
         return f"{error.filename}: {error.strerror}"
     state = barred.stat()
-    me, owner, group = user_name(os.geteuid()), user_name(state.st_uid), _group(state.st_gid)
+    me, owner, group = user_name(os.geteuid()), user_name(state.st_uid), str(state.st_gid)
+    with suppress(KeyError):
+        group = grp.getgrgid(state.st_gid).gr_name
     folder = barred if barred.is_dir() else barred.parent
     is_shared = state.st_gid in {os.getegid(), *os.getgroups()}
     regroup = "" if is_shared else f"chgrp -R GROUP {folder} (a group of you both) and "
@@ -98,12 +100,6 @@ def user_name(number: int) -> str:
     with suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     return f"user {number}"
-
-
-def _group(number: int) -> str:
-    with suppress(KeyError):
-        return grp.getgrgid(number).gr_name
-    return str(number)
 
 
 def run_program(main: Callable[[], int | None]) -> None:

@@ -92,7 +92,12 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 def _totals(project: Project, plan: list[Planned]) -> list[str]:
     """Return the table, the basis of the hours, and a line where the budget is exceeded."""
     to_train = _to_train(plan)
-    lines = [*_table(project.site, plan), *_basis(to_train, project.site)]
+    bases: dict[str, list[str]] = {}
+    for name, left in to_train.items():
+        if project.site.slurm or left.basis != LIMIT:
+            bases.setdefault(left.basis, []).append(name)
+    sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
+    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
@@ -120,12 +125,16 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
         whole = (sum(getattr(each, name) for each in estimates) for name in ("node_hours", "gpu_hours"))
         hours = [hours_text(each, bound_of(estimates)) for each in whole]
         sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
-    rows.append(["in all", _counts(plan), _steps(estimates), *sums, ""])
+    states = [stage.state.state for stage in plan]
+    still = {"to publish": "trained", "fresh": "fresh", "damaged": "damaged"}
+    counts = {words: states.count(state) for words, state in still.items()}
+    counts = {"to train": len(plan) - sum(counts.values()), **counts}
+    counted = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+    rows.append(["in all", counted, _steps(estimates), *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
 
 
 def _steps(estimates: list[Estimate]) -> str:
-    """Return the known steps of all stages."""
     more = "≥ " if any(each.steps is None for each in estimates) else ""
     return f"{more}{sum(each.steps or 0 for each in estimates)}"
 
@@ -137,24 +146,6 @@ def _time(plan: list[Planned]) -> str:
     known += [stage.scoring for stage in plan if stage.scoring]
     more = "≥ " if any(each.bound for each in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
-
-
-def _counts(plan: list[Planned]) -> str:
-    states = [stage.state.state for stage in plan]
-    still = {"to publish": "trained", "fresh": "fresh", "damaged": "damaged"}
-    counts = {words: states.count(state) for words, state in still.items()}
-    counts = {"to train": len(plan) - sum(counts.values()), **counts}
-    return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-
-
-def _basis(to_train: dict[str, Estimate], site: Site) -> list[str]:
-    """Return the basis of the figures in a line."""
-    stages: dict[str, list[str]] = {}
-    for name, left in to_train.items():
-        if site.slurm or left.basis != LIMIT:
-            stages.setdefault(left.basis, []).append(name)
-    sources = "; ".join(basis.format(", ".join(names)) for basis, names in stages.items())
-    return [f"reckoned from {sources}"] if sources else []
 
 
 def _memory(project: Project, names: Iterable[str]) -> list[str]:

@@ -34,7 +34,9 @@ def prepare(console: Console, results: Path, site: Site) -> int:
 
     Jobs run ``python -m scripts...`` with this Python and find the package whatever their working directory.
     """
-    _refuse_other_scripts()
+    for other in ("scripts/__init__.py", "scripts.py"):  # which python -m would take for ours
+        if Path(other).is_file() and Path.cwd() != installation():
+            raise UserError(f"{Path.cwd() / other}: a package of Stagecoach bears this name; rename the folder")
     check_versions(SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
     os.environ.update(
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -61,13 +63,6 @@ def prepare(console: Console, results: Path, site: Site) -> int:
             use_executor(results)
             export_orphans(results)
     return call
-
-
-def _refuse_other_scripts() -> None:
-    """UserError where a package of the project hides ours from ``python -m``."""
-    for other in ("scripts/__init__.py", "scripts.py"):
-        if Path(other).is_file() and Path.cwd() != installation():
-            raise UserError(f"{Path.cwd() / other}: a package of Stagecoach bears this name; rename the folder")
 
 
 def refuse_taken_folder(config: Config) -> None:

@@ -54,16 +54,12 @@ def push(link: Link, repository: str, card: str, is_public: bool = False) -> str
         api.create_repo(repository, private=not is_public, exist_ok=True)
         return api.create_commit(repository, operations, commit_message=message).commit_url
     except (httpx2.HTTPError, OfflineModeIsEnabled, RuntimeError, ValueError) as error:
-        raise UserError(f"{repository} at {constants.ENDPOINT}: {_explain(error)}") from None
-
-
-def _explain(error: Exception) -> str:
-    """Why a push failed, without the token, and what to do."""
-    cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-    if isinstance(cause, HfHubHTTPError) and status_of(cause) in REFUSALS:
-        reason = cause.server_message or "without a reason"
-        return f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
-    return f"{brief(cause)}; run it again: files that came are not sent twice"
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        says = f"{brief(cause)}; run it again: files that came are not sent twice"
+        if isinstance(cause, HfHubHTTPError) and status_of(cause) in REFUSALS:
+            reason = cause.server_message or "without a reason"
+            says = f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
+        raise UserError(f"{repository} at {constants.ENDPOINT}: {says}") from None
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -73,12 +69,8 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.card and arguments.license:
         raise UserError("--license is for the generated card; write the licence into the file of --card")
     link, card = verified_link(arguments.export, arguments.with_code), arguments.card
-    text = card.read_text(encoding="utf-8") if card else made_card(link, arguments.license)
-    print(push(link, arguments.repository, text, arguments.public))
-
-
-def made_card(link: Link, license_id: str | None) -> str:
-    """Return the card of a stage's export, with the facts that the run's last call had of the recipe."""
+    # what the run's last call knew of the recipe
     facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str | None]) or {}
-    license_id = license_id or facts.get("license")
-    return str(model_card(link.paths.directory / "hf", license_id, facts.get("base_model"), facts.get("attribution")))
+    told = arguments.license or facts.get("license"), facts.get("base_model"), facts.get("attribution")
+    text = card.read_text(encoding="utf-8") if card else str(model_card(link.paths.directory / "hf", *told))
+    print(push(link, arguments.repository, text, arguments.public))

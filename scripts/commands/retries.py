@@ -112,7 +112,6 @@ class Retries:
         return f"{said[1] if said else killed}; {goes_on} from step {newest_step(self.results / stage / 'run')}"
 
     def _job(self, stage: str) -> JobRecord | None:
-        """Return the stage's newest Slurm job, or None."""
         latest = latest_jobs(self.results).get(stage) if self.on_slurm else None
         return latest.job if latest else None
 

@@ -43,7 +43,10 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
                 for _ in pool.map(lambda info: _extract(opened, info, fresh), members.values()):
                     pass
                 os.sync()  # once for all files: one by one would take hours
-                extracted = _describe(members)
+                digest = hashlib.sha256()
+                for path, info in sorted(members.items()):
+                    digest.update(f"{path}\0{info.file_size}\0{info.CRC:08x}\n".encode())
+                extracted = Extracted(len(members), needed, digest.hexdigest())
                 mark = {"archive": archive.name, "files": extracted.files, "bytes": extracted.bytes}
                 write_json(fresh / MARK, mark)
                 shutil.rmtree(target, ignore_errors=True)
@@ -77,10 +80,3 @@ def _extract(opened: ZipFile, info: ZipInfo, folder: Path) -> None:
         opened.extract(info, folder)
     except (BadZipFile, EOFError, zlib.error) as error:
         raise BadZipFile(f"{info.orig_filename}: {error}") from None
-
-
-def _describe(members: dict[str, ZipInfo]) -> Extracted:
-    digest = hashlib.sha256()
-    for path, info in sorted(members.items()):
-        digest.update(f"{path}\0{info.file_size}\0{info.CRC:08x}\n".encode())
-    return Extracted(len(members), sum(info.file_size for info in members.values()), digest.hexdigest())

@@ -70,12 +70,8 @@ class Tally:
         """Count the latest row as bad."""
         self.bad += 1
         if len(self.shown) < SHOWN:
-            self.shown.append((self.rows, key, _tidy(environment or "-"), _tidy(problem)))
-
-
-def _tidy(text: str) -> str:
-    """Shorten a text to one line of the table."""
-    return shortened(" ".join(text.split()), LONGEST_PROBLEM)
+            told = (shortened(" ".join(text.split()), LONGEST_PROBLEM) for text in (environment or "-", problem))
+            self.shown.append((self.rows, key, *told))
 
 
 def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
@@ -100,7 +96,9 @@ def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
 
 def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
     """Check files in several processes; UserError with the table of all bad rows, if any."""
-    rules = replace(rules, form=_first_form(files[0], rules.kind))
+    with files[0].open("rb") as lines:
+        rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
+        rules = replace(rules, form=next((rules.kind.form(row) for row in rows if isinstance(row, dict)), None))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     for path, part in in_order(partial(check_block, rules=rules), blocks, workers):
@@ -114,15 +112,7 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     return tallies
 
 
-def _first_form(file: Path, kind: RowKind) -> str | None:
-    """Return the form of the first readable row."""
-    with file.open("rb") as lines:
-        rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
-        return next((kind.form(row) for row in rows if isinstance(row, dict)), None)
-
-
 def _table(tallies: dict[Path, Tally]) -> str:
-    """Format the first bad rows one by one; count all."""
     found = [(f"{file}:{line}", *told) for file, tally in tallies.items() for line, *told in tally.shown][:SHOWN]
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]

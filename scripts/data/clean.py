@@ -64,17 +64,13 @@ class Cleaner:
                 self.duplicates += 1
                 continue
             self.seen.add(mark.key)
-            if not self._overlaps(mark, place):
+            prompts = [words_of(text) for text in mark.texts] if self.benchmarks else []
+            found = [each for each in self.benchmarks.values() if any(map(each.overlaps, prompts))]
+            for benchmark in found:
+                benchmark.count(place)
+            if not found:
                 kept.append((place, line, mark))
         return kept
-
-    def _overlaps(self, mark: Mark, place: str) -> bool:
-        """Whether a row's prompts overlap with a benchmark's; count the row."""
-        prompts = [words_of(text) for text in mark.texts] if self.benchmarks else []
-        found = [each for each in self.benchmarks.values() if any(map(each.overlaps, prompts))]
-        for benchmark in found:
-            benchmark.count(place)
-        return bool(found)
 
     def describe(self) -> dict[str, Any]:
         """Return the counts for records: duplicates, and rows by benchmark, the first rows by name."""

@@ -130,11 +130,7 @@ class _Waiting:
 
 
 def write_blend(
-    blend: Blend,
-    files: list[list[list[PublishedFile]]],
-    output: Path,
-    cleaner: Cleaner | None = None,
-    workers: int = 1,
+    blend: Blend, files: list[list[list[PublishedFile]]], output: Path, cleaner: Cleaner | None = None, workers: int = 1
 ) -> dict[str, Any]:
     """Write a blend as JSONL from the sets of files of each part; return the counts.
 
@@ -202,7 +198,6 @@ def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Ite
 
 
 def _chosen(part: Part, where: str, numbers: range, rng: random.Random, tally: Tally) -> range | list[int]:
-    """Return the numbers of the part's lines in the blend."""
     wanted = part.rows or (max(1, round(part.share * len(numbers))) if part.share else len(numbers))
     if part.rows and part.rows > len(numbers) and not tally.invalid:
         raise UserError(f"{where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")

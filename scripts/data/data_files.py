@@ -69,8 +69,10 @@ def files_of_split(
 
 
 def _splits_of(names: Collection[str], card: str, subset: str | None, where: str) -> dict[str, list[str]]:
-    """Return the files of each split of a subset."""
-    configs = {str(config.get("config_name", "default")): config for config in _configs(card)}
+    head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
+    node = limited(head, loader := FAST_LOADER(head))
+    stated = (node and loader.construct_document(node).get("configs")) or []
+    configs = {str(config.get("config_name", "default")): config for config in stated if isinstance(config, dict)}
     if configs:
         default = [name for name, config in configs.items() if config.get("default") or name == "default"]
         chosen = subset or next(iter(default or (configs if len(configs) == 1 else ())), "")
@@ -98,13 +100,6 @@ def _splits_of(names: Collection[str], card: str, subset: str | None, where: str
     return splits
 
 
-def _configs(card: str) -> list[dict[str, Any]]:
-    head = head[2] if (head := REGEX_YAML_BLOCK.search(card[:LARGEST])) else ""
-    node = limited(head, loader := FAST_LOADER(head))
-    configs = node and loader.construct_document(node).get("configs")
-    return [config for config in configs or [] if isinstance(config, dict)]
-
-
 def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], where: str) -> dict[str, list[str]]:
     """Resolve a card's ``data_files``: one or several patterns, by split or for train."""
     entries = patterns if isinstance(patterns, list) else [patterns]
@@ -121,7 +116,6 @@ def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], wher
 
 
 def _split_of(name: str) -> str:
-    """Return the split named by a file or folder; train if none is."""
     path = PurePosixPath(name)
     if shard := _SHARD.match(path.name):
         return shard["split"]

@@ -117,7 +117,6 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
 
 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:
-    """Yield the texts of each instance of a benchmark."""
     for file in fetcher.bring([item for files in sets for item in files]):
         for batch in file.batches(benchmark.columns):
             batch.require(benchmark.columns)

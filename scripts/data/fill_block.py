@@ -42,11 +42,6 @@ class _RowFields(msgspec.Struct):
     context: msgspec.Raw = msgspec.Raw()
     placeholder: msgspec.Raw = msgspec.field(name="_hf_placeholder", default=msgspec.Raw())
 
-    @property
-    def any_prompt(self) -> msgspec.Raw:
-        """The prompt as written, whatever the kind of row."""
-        return self.responses_create_params.input or self.messages or self.prompt or self.context
-
 
 _FIELDS = msgspec.json.Decoder(_RowFields)
 
@@ -102,7 +97,8 @@ def fill_block(
                 if fields.agent_ref is None:
                     raise RowError("no agent_ref.name; every row must name an environment for rewards")
                 result.environments[fields.agent_ref.name] += 1
-            instead, prompt = line, fields.any_prompt
+            instead, asked = line, fields.responses_create_params.input
+            prompt = asked or fields.messages or fields.prompt or fields.context
             if fields.placeholder:
                 row = fill_placeholder(msgspec.json.decode(line), tables.lookup)
                 result.placeholders[row["dataset"]] += 1

@@ -122,7 +122,6 @@ def _is_intact(path: Path, described: dict[str, Any], size: int) -> bool:
 
 
 def _patiently(ask: Callable[[], T]) -> T:
-    """Return an answer of the hub, asked again after transient failures."""
     for wait in WAITS:
         try:
             return ask()

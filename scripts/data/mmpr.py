@@ -82,7 +82,6 @@ def prepare_mmpr(
 
 
 def _rewritten(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the published meta file with the paths of the extracted folders."""
     meta = read_json(path)
     if not isinstance(meta, dict) or not meta:
         raise UserError(f"{path}: must be an object of subsets; fetch it again")

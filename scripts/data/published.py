@@ -103,7 +103,6 @@ class PublishedFile:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """UserError for an unreadable file."""
         try:
             yield
         except (pa.ArrowException, OSError) as error:

@@ -23,7 +23,12 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     """
     messages = row.get("messages")
     message = messages[-1] if isinstance(messages, list) and messages else None
-    trace = _trace_of(message) if isinstance(message, dict) else ""
+    if not isinstance(message, dict):
+        return row
+    apart, content = message.get("reasoning_content"), message.get("content")
+    is_apart = isinstance(apart, str) and apart != ""
+    found = _THINKING.search(content) if isinstance(content, str) else None
+    trace = apart if is_apart else found[1] if found else ""
     if not trace.strip():
         return row
     digest = hashlib.sha256(f"{seed}\n{json.dumps(messages, sort_keys=True)}".encode()).digest()
@@ -31,10 +36,21 @@ def control(row: dict[str, Any], reasoning: Reasoning, seed: int) -> dict[str, A
     if draw < reasoning.strip_share:
         shorter = ""
     elif draw < reasoning.strip_share + reasoning.truncate_share:
-        shorter = _truncate(trace, reasoning.budgets, choice)
+        ends = [word.end() for word in _WORD.finditer(trace)]
+        exceeded = [budget for budget in reasoning.budgets if budget < len(ends)]
+        if not exceeded:
+            return row
+        # one of the budgets (in words) below the trace's length; final white space stays
+        shorter = trace[: ends[exceeded[choice % len(exceeded)] - 1]] + trace[ends[-1] :]
     else:
         return row
-    return row if shorter == trace else row | {"messages": [*messages[:-1], _with_trace(message, shorter)]}
+    if shorter == trace:
+        return row
+    if is_apart:
+        told = {"reasoning_content": shorter}
+    else:
+        told = {"content": content[: found.start(1)] + shorter + content[found.end(1) :]}
+    return row | {"messages": [*messages[:-1], message | told]}
 
 
 def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
@@ -44,27 +60,3 @@ def control_line(line: bytes, reasoning: Reasoning, seed: int) -> bytes:
     row = json.loads(line)
     controlled = control(row, reasoning, seed)
     return line if controlled is row else json.dumps(controlled, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _trace_of(message: dict[str, Any]) -> str:
-    reasoning, content = message.get("reasoning_content"), message.get("content")
-    if reasoning and isinstance(reasoning, str):
-        return reasoning
-    found = _THINKING.search(content) if isinstance(content, str) else None
-    return found[1] if found else ""
-
-
-def _with_trace(message: dict[str, Any], trace: str) -> dict[str, Any]:
-    reasoning = message.get("reasoning_content")
-    if reasoning and isinstance(reasoning, str):
-        return message | {"reasoning_content": trace}
-    return message | {"content": _THINKING.sub(lambda _: f"<think>{trace}</think>", message["content"], count=1)}
-
-
-def _truncate(trace: str, budgets: list[int], choice: int) -> str:
-    """Cut a trace to one of the budgets (in words) below its length; final white space stays."""
-    ends = [word.end() for word in _WORD.finditer(trace)]
-    exceeded = [budget for budget in budgets if budget < len(ends)]
-    if not exceeded:
-        return trace
-    return trace[: ends[exceeded[choice % len(exceeded)] - 1]] + trace[ends[-1] :]

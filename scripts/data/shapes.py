@@ -89,7 +89,6 @@ class Mapper:
         self.make = self._gym if is_gym else self._maker()
 
     def _maker(self) -> Callable[[Row], Row]:
-        """Return the method for the columns' shape."""
         there = self.column.keys()
         if self.kind == "preferences" and {"context", "completions"} <= there:
             return lambda published: published
@@ -118,7 +117,6 @@ class Mapper:
         return self.make(published)
 
     def _value(self, published: Row, field: str) -> Any:
-        """Return a row's value for a field, or None."""
         if (column := self.column.get(field)) is None:
             return None
         if column in published:
@@ -176,7 +174,6 @@ class Mapper:
         return {"tools": tools} if tools else {}
 
     def _shown(self, published: Row) -> Row:
-        """Make a demonstration."""
         if self.whole:
             messages = self._messages(published, self.whole)
             messages = [*self._before_answer(published, messages[:-1]), messages[-1]]
@@ -198,7 +195,6 @@ class Mapper:
         return [{"role": "assistant", "content": text}]
 
     def _prompt(self, published: Row) -> Row:
-        """Make a row of prompts."""
         field = self.asked or self.whole
         messages = self._messages(published, field)
         while not self.asked and messages and messages[-1].get("role") == "assistant":
@@ -236,7 +232,6 @@ class Mapper:
         return row | self.rows.constants if self.rows.constants else row
 
     def _pair(self, published: Row) -> Row:
-        """Make a context with a better and a worse answer."""
         chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))
         shared = common_length(chosen[:-1], rejected[:-1])
         context = chosen[:shared]

@@ -93,7 +93,6 @@ def _score(paths: StagePaths, content: str, by: str, store: Path | None) -> Scor
 
 
 def _held_out(evaluation: Evaluation, rollouts: Path) -> Scored:
-    """Return the mean on held-out rows."""
     rows = read_table(rollouts, ROLLOUTS).to_pandas().sort_values(["environment", "split", "line"])
     means = resample({name: part["reward_after"].to_numpy() for name, part in rows.groupby("environment")})
     is_enough = len(rows) >= LEAST_ROWS and len(means) == len(evaluation["environments"])

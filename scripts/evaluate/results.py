@@ -79,7 +79,6 @@ def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict
 
 
 def _scores(rows: dict[str, pd.DataFrame]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Return the scores of parts of the rows, and of the mean."""
     figures = {"before": _means(rows, BEFORE), "after": _means(rows, AFTER)}
     figures |= {"change": _changes(rows, BEFORE), "change_from_first": _changes(rows, FIRST)}
     scores = {name: {key: values[name] for key, values in figures.items()} for name in (*rows, MEAN)}

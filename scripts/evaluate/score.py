@@ -150,14 +150,6 @@ def contents(export: Path, start: Path, validation: list[Path]) -> dict[str, Any
     }
 
 
-def kept_scores(export: Path, asked: dict[str, Any]) -> Path | None:
-    """Return the store's file for scores of an export, by all that is asked; None outside the store."""
-    training = (export.parent / "model").resolve().parents[1]
-    if training.parent.name != STORE:
-        return None
-    return training / "scores" / f"{sha256_text(canonical_json(asked))[:16]}.parquet"
-
-
 def main(
     recipe: Path,
     export: Annotated[Path, "the stage's hf/record.json"],
@@ -186,7 +178,9 @@ def main(
     hashes = {name: sha256_file(path) for name, path in own.items()}
     asked = {"decoding": decoding, "environments": hashes, "gym": gym, **contents(export, start, validation)}
     written = (decoding, rollouts, output)
-    kept = kept_scores(export, asked)
+    training = (export.parent / "model").resolve().parents[1]
+    name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
+    kept = training / "scores" / name if training.parent.name == STORE else None
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
         write_results(export, read_table(kept, ROLLOUTS), *written)

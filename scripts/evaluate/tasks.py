@@ -36,17 +36,6 @@ CPU_BATCH = 8
 THINKING = "enable_thinking"
 
 
-def harness_version(packages: Path) -> str:
-    """Return the version of lm-eval in this Python, or else in a folder of packages."""
-    sys.path.append(str(packages))  # last, so that this Python's own packages count
-    found = version_of("lm_eval")
-    if found is None:
-        raise UserError(
-            f"{packages}: no lm-eval there, nor in {sys.executable}; delete that folder, and call Snakemake"
-        )
-    return found
-
-
 def key_of(task: Task, evaluation: Evaluation, harness: str) -> str:
     """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder."""
     settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
@@ -113,7 +102,12 @@ def main(
     store: Annotated[Path | None, "the folder where answers are kept"] = None,
 ) -> None:
     """Write benchmarks.json of an export, or tasks.json."""
-    evaluation, harness = load_recipe(recipe).evaluation, harness_version(packages)
+    evaluation = load_recipe(recipe).evaluation
+    sys.path.append(str(packages))  # last, so that this Python's own packages count
+    if (harness := version_of("lm_eval")) is None:
+        raise UserError(
+            f"{packages}: no lm-eval there, nor in {sys.executable}; delete that folder, and call Snakemake"
+        )
     if export is None:
         for task in evaluation.task_list:
             with TemporaryDirectory() as name:

@@ -54,7 +54,10 @@ def check_model(folder: Path, like: Path | None = None) -> None:
     config = config_of(folder)
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(f"{folder}: has none of {', '.join(TOKENIZERS)}, so the next stage finds no tokenizer")
-    if lacking := next((name for name in _own_code(config) if not (folder / name).is_file()), None):
+    named = config.get("auto_map", {}).values()
+    classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
+    own = {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}  # not other repositories' code
+    if lacking := next((name for name in own if not (folder / name).is_file()), None):
         raise UserError(f"{folder}: has no {lacking}, the model's code by config.json (auto_map)")
     tensors = tensors_of(folder)
     _check_vocabulary(folder, config, tensors)
@@ -74,13 +77,6 @@ def check_model(folder: Path, like: Path | None = None) -> None:
         dtype, shape = tensors[name]
         if wanted[name][1] != shape:
             raise UserError(f"{folder}: {name} has the shape {shape}, but {wanted[name][1]} in {like} ({dtype})")
-
-
-def _own_code(config: dict[str, Any]) -> set[str]:
-    """Return the code files that a model's config names, without files of other repositories."""
-    named = config.get("auto_map", {}).values()
-    classes = [name for value in named for name in (value if isinstance(value, list) else [value]) if name]
-    return {f"{name.rpartition('.')[0]}.py" for name in classes if "--" not in name}
 
 
 def _parts(config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -90,12 +90,7 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
 
 
 def token_lengths(
-    split: Path,
-    kind: str,
-    tokenizer: str,
-    limit: int,
-    workers: int = 1,
-    chat_template: str | None = None,
+    split: Path, kind: str, tokenizer: str, limit: int, workers: int = 1, chat_template: str | None = None
 ) -> Lengths:
     """Measure a split's rows of a kind; rows of more than `limit` tokens are too long.
 

@@ -4,12 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from scripts.errors import UserError
 from scripts.files import check_readable

@@ -54,7 +54,11 @@ def prepare_pretrained(
         bring(name)
     with _readable(f"{model.name}: its config.json or weights"):
         check_model(folder)
-        _check_loads(model.name, folder)
+        _, found = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, device_map="meta", output_loading_info=True
+        )
+        if missing := sorted(found["missing_keys"]):  # which transformers would make up
+            raise UserError(f"{model.name}: its files lack {missing[0]} ({len(missing)} missing); take a whole copy")
 
 
 @contextmanager
@@ -96,15 +100,6 @@ def _check_kind(name: str, folder: Path) -> None:
             AutoConfig.from_pretrained(folder, local_files_only=True)
         return
     raise UserError(f"model.name: {name}: {why}")
-
-
-def _check_loads(name: str, folder: Path) -> None:
-    """Raise UserError where transformers would make up missing weights."""
-    _, found = AutoModelForCausalLM.from_pretrained(
-        folder, local_files_only=True, device_map="meta", output_loading_info=True
-    )
-    if missing := sorted(found["missing_keys"]):
-        raise UserError(f"{name}: its files lack {missing[0]} ({len(missing)} missing); take a whole copy")
 
 
 def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:

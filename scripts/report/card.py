@@ -124,7 +124,6 @@ def _metadata(
 
 
 def _sources(chain: list[Link]) -> list[dict[str, Any]]:
-    """Return the stages' recorded datasets; a mixture has several."""
     recorded = [data["source"] for link in chain if (data := link.record.get("data")) and data["source"]]
     return [
         {"name": name, "revision": revision}

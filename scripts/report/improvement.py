@@ -145,11 +145,10 @@ class Lineage:
         for leaf in self.started:
             if starts.isdisjoint((leaf, card := self.card_of(leaf))):
                 leaves.setdefault(card, []).append(leaf)
-        best = (max(each, key=lambda leaf: (leaf in chosen, scores.get(leaf, -1.0))) for each in leaves.values())
-        return [self._chain_to(leaf) for leaf in best]
-
-    def _chain_to(self, leaf: str) -> list[str]:
-        chain = [leaf]
-        while (parent := self.started.get(chain[-1])) in self.started:
-            chain.append(parent)
-        return chain[::-1]
+        chains = []
+        for each in leaves.values():
+            chain = [max(each, key=lambda leaf: (leaf in chosen, scores.get(leaf, -1.0)))]
+            while (parent := self.started.get(chain[-1])) in self.started:
+                chain.append(parent)
+            chains.append(chain[::-1])
+        return chains

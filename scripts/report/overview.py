@@ -64,7 +64,13 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         marks=MARKS,
         verdicts=list(_verdicts(results, lineage, chains, scored)),
         cost=total(stage.cost for stage in trained.values()),
-        notable=list(_notable(shown)),
+        notable=[
+            (name, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}")
+            for outcome in ("stop", "warn")
+            for name, stage in shown.items()
+            for each in stage.criteria
+            if each["outcome"] == outcome
+        ],
         shown=shown,
         costs={card: total(each) for card, each in costs.items()},
     )
@@ -87,15 +93,6 @@ def _swept(
         f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
     ]
     return {"progress": words, "best": best, "chosen": chosen, "gate": best and shown[best].row["gate"]}
-
-
-def _notable(shown: Mapping[str, TrainedStage]) -> Iterator[tuple[str, str]]:
-    """Yield each stage with a missed criterion in words, stops before warnings."""
-    for outcome in ("stop", "warn"):
-        for name, stage in shown.items():
-            for each in stage.criteria:
-                if each["outcome"] == outcome:
-                    yield name, f"{MARKS[outcome]} {outcome}: {each.get('says') or each['metric']}"
 
 
 def _verdicts(
@@ -137,7 +134,6 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
 
 
 def _progress(stage: TrainedStage) -> str:
-    """Return a trained stage's steps and cost in words."""
     steps, ended = stage.record["step"], stage.record.get("data_ended")
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
     return f"{steps} step{'s' if steps != 1 else ''}{whole}, {stage.cost.text}"

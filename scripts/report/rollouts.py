@@ -40,7 +40,6 @@ def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _shown(row: pd.Series) -> dict[str, Any]:
-    """Return a rollout with bounded texts and marked differences between the responses."""
     shown = {key: None if pd.isna(value) else value for key, value in row.items()}
     for key in ("prompt", "response_before", "response_after"):
         shown[key] = None if shown[key] is None else shortened(str(shown[key]), LONGEST_TEXT)

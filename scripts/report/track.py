@@ -51,7 +51,11 @@ def main(
         run = wandb.init(**options, mode="offline")
     try:
         inputs = [_checkpoint(wandb, parent) for parent in ancestors if parent.name in link.parents]
-        inputs += [_splits(wandb, link)] if link.blend else []
+        if link.blend:
+            data = wandb.Artifact(f"DataBlendsArtifact-{link.name}", type="dataset", metadata=link.record["data"])
+            for path in sorted(link.blend.glob("*-split.jsonl")):
+                data.add_reference(path.absolute().as_uri(), name=path.name)
+            inputs.append(data)
         for artifact in inputs:
             if run.offline:  # use_artifact refuses offline; a sync does the same later
                 run._log_artifact(artifact, aliases=[], is_user_created=True, use_after_commit=True)
@@ -64,13 +68,6 @@ def main(
         print(f"{link.name}: kept offline; send it with: wandb sync {Path(run.dir).parent}")
     url = None if run.offline else run.url
     write_json(output, {"project": project, "entity": entity, "run": run.id, "url": url})
-
-
-def _splits(wandb: Any, link: Link) -> Any:
-    artifact = wandb.Artifact(f"DataBlendsArtifact-{link.name}", type="dataset", metadata=link.record["data"])
-    for path in sorted(link.blend.glob("*-split.jsonl")):
-        artifact.add_reference(path.absolute().as_uri(), name=path.name)
-    return artifact
 
 
 def _checkpoint(wandb: Any, link: Link) -> Any:

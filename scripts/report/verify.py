@@ -79,13 +79,16 @@ def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tq
 
 
 def _files_of(link: Link) -> Iterator[Recorded]:
-    """Yield a stage's recorded files: weights, export, splits, manifest, source."""
+    """Yield a stage's recorded files: weights, export, pretrained model, splits, manifest, source."""
     if not link.on_disk:
         return
     record = link.paths.record
     yield from _listed(link.record["files"], link.paths.ckpt / "weights", record)
     yield from _exported(link)
-    yield from _first_model(link)
+    model, origin = link.record.get("model"), link.paths.sibling(MODEL)
+    exported = readable(origin.export_record, ExportRecord) if model else None
+    if exported and exported["content"] == model["content"]:
+        yield from _listed(exported["files"], origin.exported(exported["content"]), origin.export_record)
     if link.blend is None:
         return
     facts, manifest = link.record["facts"], link.blend / "manifest.json"
@@ -104,21 +107,12 @@ def _exported(link: Link) -> Iterator[Recorded]:
         yield from _listed(link.exported["files"], folder, link.paths.export_record)
 
 
-def _first_model(link: Link) -> Iterator[Recorded]:
-    """Yield the exported files of the chain's pretrained model."""
-    model, origin = link.record.get("model"), link.paths.sibling(MODEL)
-    exported = readable(origin.export_record, ExportRecord) if model else None
-    if exported and exported["content"] == model["content"]:
-        yield from _listed(exported["files"], origin.exported(exported["content"]), origin.export_record)
-
-
 def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:
     for name, described in files.items():
         yield Recorded(folder / name, described["bytes"], described["sha256"], record)
 
 
 def _contradictions(link: Link) -> Iterator[str]:
-    """Yield contradictions between records, and between record and config."""
     record = link.paths.record
     if not link.on_disk:
         what = next(

@@ -64,7 +64,8 @@ class Confinement:
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NPROC: _threads_of_user() + _THREADS,
         }
-        self._capabilities = _capabilities()
+        status = Path("/proc/self/status").read_text()
+        self._capabilities = int(status.partition("CapPrm:")[2].split()[0], 16)  # none, unless run by root
         self._parent = os.getpid()
 
     def enter(self, cpu_seconds: int) -> None:
@@ -112,12 +113,6 @@ def _checked(result: int) -> int:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     return result
-
-
-def _capabilities() -> int:
-    """Return the capabilities of this process as bits: none, unless run by root."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("CapPrm:")[2].split()[0], 16)
 
 
 def _become_nobody(capabilities: int) -> None:
@@ -184,7 +179,6 @@ def _rules(handled: bytes, accesses: dict[Path, int]) -> int:
 
 
 def _readable(hidden: list[Path]) -> list[Path]:
-    """List Python's and the system's libraries."""
     room = Path(__file__).resolve().parents[1]
     folders = [Path(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix)]
     folders += [Path(name) for name in (*sysconfig.get_paths().values(), "/usr", "/lib", "/lib64", room)]

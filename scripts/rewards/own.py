@@ -11,7 +11,6 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable
 from functools import partial
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
@@ -41,7 +40,11 @@ class OwnEnvironment:
         module = self._load(expected)
         kind = self._class_of(module)
         self.reads_response = not hasattr(kind, "get_reward")
-        self._functions = self._functions_of(module)
+        self._functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+        if self.reads_response and "verify" not in self._functions:
+            raise self._refusal("defines no function verify(row, response), nor a class with reset() and get_reward()")
+        if not self.reads_response and (twice := self._functions.keys() & {"verify", "compare"}):
+            raise self._refusal(f"rewards by get_reward() and by {min(twice)}(); drop one")
         self.environment_factory = self._factory_of(kind) if kind else None
 
     def verify(self, row: Row, response: str) -> float:
@@ -108,14 +111,6 @@ class OwnEnvironment:
             raise UserError(f"environment {self._name}: {self._place_and_cause(error)}") from error
         return module
 
-    def _functions_of(self, module: ModuleType) -> dict[str, Callable[..., Any]]:
-        functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
-        if self.reads_response and "verify" not in functions:
-            raise self._refusal("defines no function verify(row, response), nor a class with reset() and get_reward()")
-        if not self.reads_response and (twice := functions.keys() & {"verify", "compare"}):
-            raise self._refusal(f"rewards by get_reward() and by {min(twice)}(); drop one")
-        return functions
-
     def _class_of(self, module: ModuleType) -> type | None:
         """Return the class of the rollouts; None where a response is one message."""
         classes = [
@@ -174,7 +169,6 @@ class OwnEnvironment:
         return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
 
     def _place_and_cause(self, error: BaseException) -> str:
-        """Locate and name an error in the file."""
         what = "".join(traceback.format_exception_only(error)[-1:]).strip()
         if isinstance(error, SyntaxError) and error.filename == str(self._path):
             return f"{self._path}:{error.lineno}: {what}"

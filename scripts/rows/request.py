@@ -35,7 +35,6 @@ def problem_of(row: Any, contract: type) -> str | None:
 
 
 def _with_path(error: msgspec.ValidationError) -> str:
-    """Put the path of a validation error first."""
     found = _WITH_PATH.fullmatch(str(error))
     says, path = found.groups() if found else (str(error), "$")
     if says.startswith("."):

@@ -55,11 +55,11 @@ def job_of(job_id: str) -> Job | None:
             return None
         raise
     nodes = fields.get("NodeList", "(null)")
-    names = hostnames(nodes) if nodes not in ("(null)", "") else ()
+    names = ask("scontrol", "show", "hostnames", nodes).split() if nodes not in ("(null)", "") else ()
     return Job(
         job_id,
         fields["JobState"],
-        names,
+        tuple(names),
         epoch(fields.get("EndTime", "")),
         int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
         fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
@@ -139,11 +139,6 @@ def show(entity: str, name: str) -> dict[str, str]:
     return dict(
         part.split("=", 1) for part in ask("scontrol", "show", entity, "--oneliner", name).split() if "=" in part
     )
-
-
-def hostnames(node_list: str) -> tuple[str, ...]:
-    """Return the names in a compressed list such as node[1-3]."""
-    return tuple(ask("scontrol", "show", "hostnames", node_list).split())
 
 
 def ask(*command: str) -> str:

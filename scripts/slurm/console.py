@@ -44,7 +44,9 @@ class Console(logging.Filter):
         """Rewrite a record; False drops it."""
         event = getattr(record, "event", None)
         if event == LogEvent.ERROR:
-            return self._tell_mistake(record)
+            if (error := sys.exc_info()[1]) is not None and (line := self.messages.line(error)):
+                record.msg = f"error: {line}"
+            return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
         if event == LogEvent.JOB_ERROR and self.workflow.is_main_process:
             self._tell_failure(record)
         elif event == LogEvent.JOB_INFO and self._is_short:
@@ -70,12 +72,6 @@ class Console(logging.Filter):
         shown = self.workflow.output_settings
         return shown.dryrun and not shown.printshellcmds and not shown.verbose
 
-    def _tell_mistake(self, record: logging.LogRecord) -> bool:
-        error = sys.exc_info()[1]
-        if error is not None and (line := self.messages.line(error)):
-            record.msg = f"error: {line}"
-        return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
-
     def _tell_failure(self, record: logging.LogRecord) -> None:
         job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
         scheduler = self.workflow.scheduler
@@ -99,7 +95,6 @@ def end_beside_locks(also: Callable[[], None]) -> None:
 
 
 def _replace(record: logging.LogRecord, line: str) -> None:
-    """Make a record a plain line."""
     record.event, record.msg = None, line
 
 
@@ -123,7 +118,6 @@ def shortened(reason: str) -> str:
 
 
 def _some(files: str) -> str:
-    """Return at most three files after a colon."""
     names = files.split(", ")
     more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
     return f": {', '.join(names[:FILES_SHOWN])}{more}" if files else ""

@@ -80,7 +80,6 @@ def holders(directory: Path) -> list[str]:
 
 
 def _note(directory: Path, locks: list[str]) -> None:
-    """Note this call, and the names of its locks."""
     host, pid = socket.gethostname(), os.getpid()
     mine = [host, pid, process_start(pid), *locks]
     (directory / "stagecoach" / f"{host}.{pid}.json").write_text(json.dumps(mine), encoding="utf-8")

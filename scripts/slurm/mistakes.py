@@ -91,7 +91,6 @@ class Messages:
         return f"{target}: no rule makes it; {f'did you mean {close[0]}?' if close else some}"
 
     def _files(self, rule: Any) -> Iterator[str]:
-        """Yield a rule's outputs for every stage and blend of the recipe."""
         values = {"stage": [*self.recipe.stages, *self.recipe.checkpoints], "blend": [*self.recipe.blends]}
         for output in rule.output:
             pattern, names = strip_wildcard_constraints(str(output)), sorted(output.get_wildcard_names())

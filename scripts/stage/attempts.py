@@ -32,14 +32,7 @@ class Attempt(TypedDict, total=False):
     step_seconds: float | None
 
 
-def begin_attempt(
-    run: Path,
-    step: int,
-    call: int = 0,
-    nodes: int = 1,
-    gpus: int = 0,
-    **more: Any,
-) -> None:
+def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1, gpus: int = 0, **more: Any) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
     `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes; `more` are `code` and `image`

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.recipe.resolve import read_config
@@ -55,7 +55,9 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     if steps is None:
         seconds, basis = None, UNKNOWN
     elif steps and (logged := step_seconds(recent_steps(run))):
-        seconds, basis = logged * stage.config.samples_per_step / _samples_per_step(run, stage), MEASURED
+        seconds, basis = logged, MEASURED
+        with suppress(UserError):  # steps of another number of samples, where their config can be read
+            seconds = logged * stage.config.samples_per_step / read_config(run / "config.yaml").samples_per_step
     if steps == 0:
         allocations, hours = 0, 0.0
     elif seconds is None:
@@ -64,14 +66,6 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(steps * seconds / usable), steps * seconds / 3600
     return Estimate(steps, allocations, hours, resources.nodes, gpus, basis)
-
-
-def _samples_per_step(run: Path, stage: Stage) -> int:
-    """Return the samples a step in a run directory; the stage's where its config cannot be read."""
-    try:
-        return read_config(run / "config.yaml").samples_per_step
-    except UserError:
-        return stage.config.samples_per_step
 
 
 def bound_of(estimates: Iterable[Estimate]) -> str:

@@ -202,5 +202,4 @@ def _beat(owner_file: Path, token: str, stop: threading.Event) -> None:
 
 
 def _boot() -> str:
-    """Return an identifier of the host's start."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

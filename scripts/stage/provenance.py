@@ -71,7 +71,7 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
     `data_ended` appears where the data ended early: planned step, rows of the missing steps, number of resumes.
     """
-    return {
+    record = {
         "stage": stage.name,
         "step": step,
         "identity": stage.identity,
@@ -82,26 +82,14 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         **_data_ended(stage, step),
         "trained_by": trained_by(stage.paths.run, step),
         "parents": parents_of(stage.parent.paths.export_record if stage.parent else None),
-        **_pretrained(stage),
-        **_chat_template(stage),
     }
-
-
-def _chat_template(stage: Stage) -> dict[str, Any]:
-    """Return name and hash of a stage's chat template."""
-    if stage.config.chat_template is None:
-        return {}
-    content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
-    return {"chat_template": {"name": stage.settings.chat_template, "sha256": content}}
-
-
-def _pretrained(stage: Stage) -> dict[str, Any]:
-    """Return source and content of a first stage's pretrained model."""
-    record = stage.parent_export_record
-    if stage.parent is not None or record is None:
-        return {}
-    exported = read_record(record, ExportRecord)
-    return {"model": {**exported["source"], "content": exported["content"]}}
+    if stage.parent is None and stage.parent_export_record is not None:
+        exported = read_record(stage.parent_export_record, ExportRecord)
+        record["model"] = {**exported["source"], "content": exported["content"]}
+    if stage.config.chat_template is not None:
+        content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
+        record["chat_template"] = {"name": stage.settings.chat_template, "sha256": content}
+    return record
 
 
 def _data_ended(stage: Stage, step: int) -> dict[str, Any]:

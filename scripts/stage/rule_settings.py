@@ -93,19 +93,14 @@ def write_settings(recipe: Recipe, results: Path) -> None:
         if not made or (is_new and settings.is_contradicted()):
             continue
         if is_new:
-            for output in made:
-                _forget_inputs(output)
+            for output in made:  # Snakemake's note of its inputs names no settings file; its time stamp counts now
+                with suppress(OSError):
+                    (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
             if settings.made_from:
                 write_text(settings.made_from, settings.text)
         if is_new or (settings.made_from and not settings.differ()):
             then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
             os.utime(path, ns=(then, then))
-
-
-def _forget_inputs(output: Path) -> None:
-    """Remove Snakemake's note of an output's inputs, which name no settings file; its time stamp counts from now on."""
-    with suppress(OSError):
-        (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
 
 
 def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import (
-    describe_files,
-    fsync_directory,
-    sha256_file,
-    sync_tree,
-    write_json,
-)
+from scripts.files import describe_files, fsync_directory, sha256_file, sync_tree, write_json
 from scripts.records import Files, read_record
 
 _STEP = re.compile(r"step_(\d+)")

@@ -200,7 +200,6 @@ def _steps(run: Path, planned: int | None) -> dict[str, Any]:
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:
-    """Return in words the differences between the stage and the training in ``<stage>/run``."""
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
     changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]

@@ -63,7 +63,6 @@ def _at(state: StageState, step: int, entries: list[dict[str, Any]]) -> StageSta
 
 
 def _note(state: StageState, latest: LatestJob | None) -> str:
-    """Return the note of a stage at rest."""
     if state.state in AT_REST:
         return _joined(state.note, state.skipped)
     if state.state == "trained":

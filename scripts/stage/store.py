@@ -30,12 +30,7 @@ from itertools import count
 from pathlib import Path
 
 from scripts.errors import UserError, user_name
-from scripts.files import (
-    canonical_json,
-    fsync_directory,
-    link_to,
-    sha256_text,
-)
+from scripts.files import canonical_json, fsync_directory, link_to, sha256_text
 from scripts.recipe.stage_settings import Checkpointing, TrainingConfig
 from scripts.records import (
     ADVICE,

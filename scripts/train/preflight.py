@@ -114,7 +114,13 @@ def _evaluated(stage: Stage) -> dict[str, int]:
 def _known_problems(stage: Stage) -> Iterator[str]:
     """Yield the problems that records tell: the parent's gate, too few rows, too little room on the disk."""
     if stage.parent is not None and read_record(stage.parent.paths.gate, Gate)["verdict"] == "stop":
-        yield _why_parent_stops(stage.parent)
+        paths = stage.parent.paths
+        lines = [f"{paths.gate}: the gate of {stage.parent.name} says stop; mend the stage or its gate in the recipe"]
+        for criterion in read_record(paths.criteria, Criteria)["criteria"]:
+            if criterion["outcome"] == "stop":
+                look = paths.rollouts if criterion["low"] is not None else stage.parent.results / criterion["figure"]
+                lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
+        yield "\n    ".join(lines)
     if stage.rows < (least := stage.settings.rows_per_step):
         yield (
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "
@@ -153,17 +159,6 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
         f"it would train otherwise than {start}: {'; '.join(changes)}. What learnt one and is asked in another answers "
         f"worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
     ]
-
-
-def _why_parent_stops(parent: Stage) -> str:
-    """Describe the stopping criteria of a gate: value, first step, figure to look at."""
-    paths = parent.paths
-    lines = [f"{paths.gate}: the gate of {parent.name} says stop; mend the stage or its gate in the recipe"]
-    for criterion in read_record(paths.criteria, Criteria)["criteria"]:
-        if criterion["outcome"] == "stop":
-            look = paths.rollouts if criterion["low"] is not None else parent.results / criterion["figure"]
-            lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
-    return "\n    ".join(lines)
 
 
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:

@@ -94,7 +94,6 @@ def _same_shard(before: Path, after: Path) -> str | None:
 
 
 def _set_aside(path: Path, why: str) -> Path:
-    """Rename a checkpoint, with the reason in the name."""
     times = len(list(path.parent.glob(f"{why}_{path.name}.*")))
     return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
 

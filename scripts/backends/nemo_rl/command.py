@@ -13,7 +13,6 @@ from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
-from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
@@ -116,12 +115,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     ]
     if stage.sif and nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
-    return _spelled([*overrides, *stage.overrides], runtime.release)
-
-
-def _spelled(overrides: list[str], release: Release) -> list[str]:
-    """Return overrides with the release's name of ``policy.dtensor_cfg``."""
-    if "names_automodel" not in release.can:
+    overrides += stage.overrides
+    if "names_automodel" not in runtime.release.can:
         return overrides
     kept = (text for text in overrides if not re.match(r"[+~]*policy\.dtensor_cfg\._v2\b", text))
     return [re.sub(r"^([+~]*policy\.)dtensor_cfg\b", r"\1automodel_cfg", text) for text in kept]

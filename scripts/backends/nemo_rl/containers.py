@@ -41,12 +41,6 @@ def places_of(output: str) -> list[Place]:
     return [Place(*words, int(free), writable.lower()[:1] in ("y", "t")) for *words, free, writable in fields]
 
 
-def places_here() -> list[Place]:
-    """Return where enroot unpacks images on this host; nothing without enroot."""
-    done = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, check=False)  # noqa: S607
-    return places_of(done.stdout)
-
-
 def refuse_little_room(place: Place, image: str) -> None:
     """Raise UserError where a host has no room for an unpacked image."""
     path = Path(image)

@@ -56,7 +56,11 @@ def converter_command(release: Release, checkpoint: Path, output: Path, gpus: in
     ranks = min(release.converter.ranks, gpus)
     # the script torchrun would have the Python of its first line
     torchrun = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "--nnodes=1"]
-    return with_megatron([*torchrun, *program, *_split(_policy(checkpoint)["megatron_cfg"], ranks)])
+    # training's sizes as far as one node goes; TP is kept, since v0.7.0's converter takes `sequence_parallel` from
+    # training, which Megatron refuses without TP
+    megatron = _policy(checkpoint)["megatron_cfg"]
+    tensor, experts = (math.gcd(megatron.get(f"{kind}_model_parallel_size", 1), ranks) for kind in ("tensor", "expert"))
+    return with_megatron([*torchrun, *program, f"--tp={tensor}", "--pp=1", f"--ep={experts}", "--etp=1"])
 
 
 def trains_adapters(policy: dict[str, Any]) -> bool:
@@ -107,17 +111,7 @@ def _merge(runtime: Runtime, checkpoint: Path, output: Path, log: Path) -> dict[
     return found
 
 
-def _split(megatron: dict[str, Any], ranks: int) -> list[str]:
-    """Return the converter's parallel sizes: training's, as far as one node goes.
-
-    TP is kept, since v0.7.0's converter takes `sequence_parallel` from training, refused by Megatron without TP.
-    """
-    tensor, experts = (math.gcd(megatron.get(f"{kind}_model_parallel_size", 1), ranks) for kind in ("tensor", "expert"))
-    return [f"--tp={tensor}", "--pp=1", f"--ep={experts}", "--etp=1"]
-
-
 def _policy(checkpoint: Path) -> dict[str, Any]:
-    """Return the section `policy` of a checkpoint's config."""
     return yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8"))["policy"]
 
 

@@ -73,9 +73,10 @@ class StepLog:
 
     def _take(self, event: Any) -> None:
         for value in event.summary.value if event.HasField("summary") else ():
-            number = _scalar(value)
-            if number is None or event.step < 1:
-                continue
+            array = make_ndarray(value.tensor) if value.HasField("tensor") else None
+            if array is None or array.size != 1 or array.dtype.kind not in "fiu" or event.step < 1:
+                continue  # a text, a histogram, ...
+            number = float(array.item())
             verdict = _VERDICT.fullmatch(value.tag)
             if value.tag in NAMES["columns"]:
                 self._open[event.step][NAMES["columns"][value.tag]] = number
@@ -93,12 +94,3 @@ class StepLog:
                 shares[value.tag] = NAMES["verdicts"][verdict[2]], number
             elif verdict and verdict[2] == "reward":
                 self._open[event.step].setdefault("environment_rewards", {})[verdict[1]] = number
-
-
-def _scalar(value: Any) -> float | None:
-    """Return the number of a summary's value; None for a text, a histogram, ..."""
-    if value.HasField("tensor"):
-        array = make_ndarray(value.tensor)
-        if array.size == 1 and array.dtype.kind in "fiu":
-            return float(array.item())
-    return None

@@ -46,12 +46,7 @@ class Generation(Sampling):
     }
 
     PLACING = ("vllm_cfg",)
-    ADDED = (
-        "top_k",
-        "min_p",
-        "stop_token_ids",
-        "max_tool_calling_iterations",
-    )
+    ADDED = ("top_k", "min_p", "stop_token_ids", "max_tool_calling_iterations")
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """The sampler: the trained model, or vLLM with the trained model's weights of every step."""

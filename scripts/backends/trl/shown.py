@@ -43,7 +43,6 @@ def shown_rows(stage: Stage, count: int) -> list[ShownRow] | str:
 
 
 def _ends(folder: Path | None) -> list[int]:
-    """Return the end tokens of a model's generation settings."""
     settings = folder and folder / "generation_config.json"
     ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
     return ends if isinstance(ends, list) else [ends] if ends is not None else []

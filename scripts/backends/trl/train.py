@@ -16,7 +16,7 @@ from typing import Any
 
 import accelerate.accelerator
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
@@ -84,7 +84,13 @@ def _train(job: TrainingJob) -> None:
         trainer._save_optimizer_and_scheduler = partial(save_whole, trainer)
         trainer._load_optimizer_and_scheduler = partial(load_shares, trainer)
     if job.resume_from:
-        _load_weights(trainer, job)
+        # Before the weights are shared out; Trainer's loading expects the model's names, which LLaVA's files have not,
+        # and skips missing weights.
+        if job.config.policy.lora is None:
+            trainer.model.load_state_dict(load_model(job.resume_from).state_dict())
+        else:
+            trainer._load_from_checkpoint(str(job.resume_from))
+        trainer._load_from_checkpoint = lambda *_: None
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(StageCallback(job))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
@@ -93,18 +99,6 @@ def _train(job: TrainingJob) -> None:
         set_seed(int(sha256_text(f"{job.config.seed} {job.resume_from.name} {rank()}")[:8], 16))
     trainer.train(resume_from_checkpoint=str(job.resume_from) if job.resume_from else None)
     wait_for_all_ranks()  # each still looks into the directory that rank 0 removes
-
-
-def _load_weights(trainer: Trainer, job: TrainingJob) -> None:
-    """Load a checkpoint's weights or adapters before the weights are shared out.
-
-    Trainer's loading expects the model's names, which LLaVA's files have not, and skips missing weights.
-    """
-    if job.config.policy.lora is None:
-        trainer.model.load_state_dict(load_model(job.resume_from).state_dict())
-    else:
-        trainer._load_from_checkpoint(str(job.resume_from))
-    trainer._load_from_checkpoint = lambda *_: None
 
 
 def _remove_half_saved(job: TrainingJob) -> None:
@@ -148,14 +142,11 @@ class StageCallback(TrainerCallback):
             return
         self.step_seconds.append(time.monotonic() - self.step_started)
         is_last = state.global_step == self.job.max_num_steps * self.updates
-        if is_last or as_rank_0_says(rank() == 0 and self._stop_is_due()):
+        longest_step = max(self.step_seconds)
+        longest_save = max(self.save_seconds, default=longest_step)
+        if is_last or as_rank_0_says(rank() == 0 and self.job.stop.is_due(longest_step, longest_save)):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
-
-    def _stop_is_due(self) -> bool:
-        """Asked with the longest of the last steps and saves; an unknown save is taken to last a step."""
-        longest_step = max(self.step_seconds)
-        return self.job.stop.is_due(longest_step, max(self.save_seconds, default=longest_step))
 
     def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         """Add the step to the log; print progress after the first step, each twentieth, and 20 s without a line.
@@ -178,10 +169,12 @@ class StageCallback(TrainerCallback):
             for key, value in logs.items()
             if key.startswith(ENVIRONMENT_PREFIX)
         }
-        entry["timing"] = phases = _phases(entry["seconds"], logs)
-        if phases:
-            entry["generating_share"] = phases["generation"] / entry["seconds"]
-            entry["training_share"] = phases["update"] / entry["seconds"]
+        entry["timing"] = None
+        if ROLLOUT_SECONDS in logs:
+            seconds, rollouts, rewards = entry["seconds"], logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
+            entry["timing"] = {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
+            entry["generating_share"] = (rollouts - rewards) / seconds
+            entry["training_share"] = (seconds - rollouts) / seconds
         append_json(self.log_path, entry)
         left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
         if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= 20:
@@ -199,14 +192,6 @@ class StageCallback(TrainerCallback):
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
         prune_checkpoints(self.job.run, self.job.settings.checkpointing)
-
-
-def _phases(seconds: float, logs: dict[str, Any]) -> dict[str, float] | None:
-    """Return the seconds of a step by phase; None without rollouts."""
-    if ROLLOUT_SECONDS not in logs:
-        return None
-    rollouts, rewards = logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
-    return {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
 
 
 def rng_files(ranks: int) -> list[str]:

@@ -72,7 +72,9 @@ def verify(row: dict[str, Any], response: str) -> float:
     method of a class ``Solution``. A missing code block or a ``<think>`` in the answer is 0.0, and so is a program
     that fails, dies or takes too long. NotJudged where the process was lost.
     """
-    code = last_code_block(response)
+    lines = response.split("\n")
+    fences = [number for number, line in enumerate(lines) if "```" in line]
+    code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
     if not code or "<think>" in response or "</think>" in response:
         return 0.0
     tests = row["verifier_metadata"]["unit_tests"]
@@ -82,13 +84,6 @@ def verify(row: dict[str, Any], response: str) -> float:
             for given, expected in zip(tests["inputs"], tests["outputs"], strict=True)
         )
     )
-
-
-def last_code_block(response: str) -> str:
-    """Return the lines between the last two fences of three backticks; empty without two fences."""
-    lines = response.split("\n")
-    fences = [number for number, line in enumerate(lines) if "```" in line]
-    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
 
 
 def _passes(code: str, name: str | None, given: str, expected: str) -> bool:

@@ -71,16 +71,11 @@ def _alike(expected: Any, actual: Any, threshold: float) -> bool:
     if isinstance(expected, float):
         return abs(expected - actual) < 1e-6
     if isinstance(expected, str):
-        return _similar(expected, actual, threshold)
+        words, other_words = expected.lower().split(), actual.lower().split()
+        if min(len(words), len(other_words)) >= 2:
+            shared = (Counter(words) & Counter(other_words)).total()
+            return shared / (len(words) + len(other_words)) >= threshold
     return expected == actual
-
-
-def _similar(expected: str, actual: str, threshold: float) -> bool:
-    words, other_words = expected.lower().split(), actual.lower().split()
-    if len(words) < 2 or len(other_words) < 2:
-        return expected == actual
-    shared = (Counter(words) & Counter(other_words)).total()
-    return shared / (len(words) + len(other_words)) >= threshold
 
 
 def answer(row: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import psutil
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.silent import has_adapters
-from scripts.backends.nemo_rl.containers import doubts_of, places_here
+from scripts.backends.nemo_rl.containers import SCRIPT, doubts_of, places_of
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
@@ -181,7 +181,8 @@ def check_images(context: StageContext) -> Iterator[Finding]:
 
 def check_containers(context: StageContext) -> Iterator[Finding]:
     """Find settings of enroot on this host, as likely on the nodes, with which ray.sub's containers fail."""
-    for place in places_here():
+    told = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, check=False)  # noqa: S607
+    for place in places_of(told.stdout):
         for doubt in doubts_of(place):
             yield context.warning(104, doubt)
 
