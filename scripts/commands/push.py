@@ -69,8 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.card and arguments.license:
         raise UserError("--license is for the generated card; write the licence into the file of --card")
     link, card = verified_link(arguments.export, arguments.with_code), arguments.card
-    # what the run's last call knew of the recipe
-    facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str | None]) or {}
-    told = arguments.license or facts.get("license"), facts.get("base_model"), facts.get("attribution")
-    text = card.read_text(encoding="utf-8") if card else str(model_card(link.paths.directory / "hf", *told))
+    if card:
+        text = card.read_text(encoding="utf-8")
+    else:  # with what the run's last call knew of the recipe
+        facts = read_if_there(link.paths.directory.parent / "settings/card.json", dict[str, str | None]) or {}
+        told = arguments.license or facts.get("license"), facts.get("base_model"), facts.get("attribution")
+        text = str(model_card(link.paths.directory / "hf", *told))
     print(push(link, arguments.repository, text, arguments.public))

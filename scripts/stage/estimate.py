@@ -55,9 +55,9 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     if steps is None:
         seconds, basis = None, UNKNOWN
     elif steps and (logged := step_seconds(recent_steps(run))):
-        seconds, basis = logged, MEASURED
+        seconds, basis, samples = logged, MEASURED, stage.config.samples_per_step
         with suppress(UserError):  # steps of another number of samples, where their config can be read
-            seconds = logged * stage.config.samples_per_step / read_config(run / "config.yaml").samples_per_step
+            seconds = logged * samples / read_config(run / "config.yaml").samples_per_step
     if steps == 0:
         allocations, hours = 0, 0.0
     elif seconds is None:

@@ -143,7 +143,7 @@ class StageCallback(TrainerCallback):
         self.step_seconds.append(time.monotonic() - self.step_started)
         is_last = state.global_step == self.job.max_num_steps * self.updates
         longest_step = max(self.step_seconds)
-        longest_save = max(self.save_seconds, default=longest_step)
+        longest_save = max(self.save_seconds, default=longest_step)  # an unknown one is taken to last a step
         if is_last or as_rank_0_says(rank() == 0 and self.job.stop.is_due(longest_step, longest_save)):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
