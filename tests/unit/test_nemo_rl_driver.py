@@ -329,9 +329,8 @@ def test_a_node_that_cannot_be_set_up_ends_the_real_ray_subs_step(node, tmp_path
 
 PORT_NAMES = re.compile(r"^(\w*PORT)=(\$\{\1:-\d+\})", re.MULTILINE)
 HOPELESS_DRIVER = """
-mkdir -p "$BASE_LOG_DIR/$SLURM_JOB_ID-logs"
+mkdir -p "$BASE_LOG_DIR/$SLURM_JOB_ID-logs" "$IMPORT"
 printf 'loading\\n%s\\n' "$SAID" > "$BASE_LOG_DIR/$SLURM_JOB_ID-logs/ray-driver.log"
-mkdir -p "$IMPORT"
 exec sleep 20
 """
 

@@ -47,7 +47,9 @@ POOLS = {
     "tokens": "from scripts.backends.tokens import without_torch; without_torch(work, 0)",
 }
 WORK = """
-import os, time
+import os, signal, time
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup
 
 def work(number):
     os.write(1, b"%d\\n" % os.getpid())
