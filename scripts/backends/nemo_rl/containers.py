@@ -70,7 +70,8 @@ def clear(job: Job, runtime: Runtime) -> None:
     """
     others = {*ask("squeue", "--me", "--noheader", "--format=%A").split()} - {job.id}
     step = step_command(job, job.nodes, "", "all")
-    command = [*step, "bash", "-c", SCRIPT.read_text(encoding="utf-8"), "containers.sh", "0", *sorted(others)]
+    script = ["bash", "-c", SCRIPT.read_text(encoding="utf-8"), "containers.sh"]
+    command = [*step, *script, "|".join(NETWORK), *sorted(others)]
     streams = {"capture_output": True, "text": True}
     try:
         done = subprocess.run(command, env=client_environment(), check=False, timeout=CLEAR_SECONDS, **streams)
