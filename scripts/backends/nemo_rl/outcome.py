@@ -1,6 +1,7 @@
 """Why a start of NeMo-RL's driver ended, by the logs: the exit status is 0 in half of all failures."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -57,7 +58,7 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
                 shown = tuple(lines[start : start + SHOWN])
                 return Cause(sign["kind"], sign["what"], log, shown, sign.get("spoils", False))
     if ended.exists():
-        steps = (log for name in STEP_LOGS for log in directory.glob(name) if log.stat().st_size)
+        steps = (log for log in step_logs(directory) if log.stat().st_size)
         log = min(steps, key=lambda log: log.stat().st_mtime, default=cluster_log)
         return Cause("lost", "a node's step ended before the driver", log, tuple(read_tail(log, TAIL_BYTES)[-SHOWN:]))
     return None
@@ -65,13 +66,17 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
 
 def refused_container(directory: Path) -> Cause | None:
     """Return why a job step's container did not start, in pyxis' and enroot's words; None without a sign."""
-    for name in STEP_LOGS:
-        for log in directory.glob(name):
-            lines = [line for line in read_tail(log) if "pyxis: " in line]
-            for sign in SIGNS["container"]:
-                if found := [line for line in lines if re.search(sign["pattern"], line)]:
-                    return Cause(sign["kind"], sign["what"], log, tuple(found[-SHOWN:]))
+    for log in step_logs(directory):
+        lines = [line for line in read_tail(log) if "pyxis: " in line]
+        for sign in SIGNS["container"]:
+            if found := [line for line in lines if re.search(sign["pattern"], line)]:
+                return Cause(sign["kind"], sign["what"], log, tuple(found[-SHOWN:]))
     return None
+
+
+def step_logs(directory: Path) -> Iterator[Path]:
+    """Yield the logs of the cluster's job steps."""
+    return (log for name in STEP_LOGS for log in directory.glob(name))
 
 
 def data_ended(driver_log: Path) -> bool:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.containers import clear
-from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, Cause, cause_of, refused_container
+from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, Cause, cause_of, refused_container, step_logs
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.errors import UserError, warn
-from scripts.files import read_tail
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job
 
@@ -40,7 +39,7 @@ class RaySub:
         if job.restarts and left.exists():  # older releases would take the signal files for new ones
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job, self.runtime, self.log = logs, job, runtime, logs / f"ray-sub-{job.id}{again}.log"
-        self.started = time.time()
+        self.started, self.read = time.time(), dict[Path, int]()
         print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
         warn_of_ports(runtime.name, runtime.release)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
@@ -67,9 +66,19 @@ class RaySub:
 
     def _is_hopeless(self) -> bool:
         """Return whether a container did not start, or the driver survives a failure for nothing."""
-        if (log := self.driver_log()) is None:  # v0.6.0's ray.sub would wait on
-            return refused_container(self.cluster_logs()) is not None
-        return any(map(HOPELESS.search, read_tail(log, TAIL_BYTES)))
+        if (log := self.driver_log()) is not None:
+            return any(map(HOPELESS.search, self._added(log)))
+        logs = self.cluster_logs()  # v0.6.0's ray.sub would wait on
+        return any(self._added(log) for log in step_logs(logs)) and refused_container(logs) is not None
+
+    def _added(self, log: Path) -> list[str]:
+        """Return the whole lines added to a log since the last look, of at most TAIL_BYTES."""
+        with log.open("rb") as file:
+            start = max(self.read.get(log, 0), file.seek(0, os.SEEK_END) - TAIL_BYTES)
+            file.seek(start)
+            lines, end, _ = file.read().rpartition(b"\n")
+        self.read[log] = start + len(lines + end)
+        return lines.decode(errors="replace").splitlines()
 
     def end(self) -> None:
         """End ray.sub and the job steps, to which srun passes the signal, and remove their containers."""
