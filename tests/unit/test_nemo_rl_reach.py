@@ -169,6 +169,7 @@ class Driver(RaySub):
         self.until = self.last if self.how == "whole" else min(saved.step + steps, self.last)
         self.log = world.folder / "driver.log"
         self.log.write_text("")
+        self.read = {}
         self.process = SimpleNamespace(returncode=0, poll=lambda: None if self.is_running() else 0)
         world.driver = self
 
