@@ -1,6 +1,6 @@
 """Settings of on-policy distillation from one teacher or several."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -75,13 +75,9 @@ class DistillationSettings(RolloutSettings, DistillationTraining):
     """A stage of distillation."""
 
     config_model = DistillationConfig
-    ROLES: ClassVar = ("teachers",)
+    ROLES = ("teachers",)
 
     teachers: dict[Name, Name] = Field({}, description="The teachers' starts by role, such as stages.")
-
-    def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights; the teachers count by content."""
-        return {name: value for name, value in super().values_with_effect().items() if name != "teachers"}
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
