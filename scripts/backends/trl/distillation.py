@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import TrlConfig
-from scripts.backends.trl.rollouts import RolloutSettings, RolloutTraining
+from scripts.backends.trl.on_policy import RolloutSettings, RolloutTraining
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.teachers import Teaching
 

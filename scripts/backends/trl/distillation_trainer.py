@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from trl import DistillationConfig, DistillationTrainer
 from trl.kernels import chunked_logprob
 from trl.trainer import distillation_trainer as trl_distillation
@@ -108,13 +109,15 @@ class TurnsTrainer(DistillationTrainer):
         pictures = {name: inputs[name] for name in PICTURES if name in inputs}
         hidden = self._get_last_hidden_state(unwrapped_student, ids, mask, inputs["completion_ids"].size(1), **pictures)
         head, by_row = unwrapped_student.get_output_embeddings(), split_pixel_values_by_grid(inputs)
-        weight = getattr(head.weight, "full_tensor", lambda: head.weight)()  # gathered once, however many teachers
+        weight = head.weight
+        if isinstance(weight, DTensor):  # gathered once, however many teachers a process has rows of
+            weight = weight.full_tensor().to(hidden.dtype)
         sums = []
         for rows in self._taught(inputs):
             student = SimpleNamespace(
                 hidden=hidden[rows],
                 config=unwrapped_student.config,
-                get_output_embeddings=lambda: SimpleNamespace(weight=weight.to(hidden.dtype), bias=head.bias),
+                get_output_embeddings=lambda: SimpleNamespace(weight=weight, bias=head.bias),
             )
             part = unsplit_pixel_values_by_grid({name: _of_rows(value, rows) for name, value in by_row.items()})
             sums.append(super()._compute_loss(student, part, num_items_in_batch))
@@ -124,11 +127,9 @@ class TurnsTrainer(DistillationTrainer):
 
     def _get_last_hidden_state(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         """Return the student's states where they are computed already."""
-        return (
-            model.hidden
-            if isinstance(model, SimpleNamespace)
-            else super()._get_last_hidden_state(model, *arguments, **options)
-        )
+        if isinstance(model, SimpleNamespace):
+            return model.hidden
+        return super()._get_last_hidden_state(model, *arguments, **options)
 
 
 def _of_rows(value: Any, rows: torch.Tensor) -> Any:
