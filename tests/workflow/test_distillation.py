@@ -145,10 +145,10 @@ def test_a_sole_teacher_teaches_every_environment(stages, straight):
 
 
 def test_an_environment_with_tools_of_its_own_is_refused(stages, monkeypatch):
-    monkeypatch.setattr(distillation_trainer, "environment_factory", lambda name: name == "calculator")
-    job = replace(job_of(stages, "tools"), environments={"calculator": ROOT / "config/environments/calculator.py"})
-    monkeypatch.setattr(registry, "register", lambda *_: None)
-    with pytest.raises(UserError, match="student: calculator: distillation plays no turns"):
+    monkeypatch.setattr(registry, "SPECS", registry.SPECS.copy())
+    job = job_of(stages, "tools", environments={"calculator": "0"})
+    registry.register({"calculator": ROOT / "config/environments/calculator.py"}, {})
+    with pytest.raises(UserError, match="plays no turns with an environment's tools; leave calculator out of the bl"):
         make_trainer(job)
 
 

@@ -20,9 +20,7 @@ from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ROLLOUT_SECONDS
 from scripts.backends.trl.grpo_trainer import sampling_arguments, set_sampler, with_pictures
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.skipping import split_by_length
-from scripts.errors import UserError
 from scripts.model.loading import load_model
-from scripts.rewards.registry import environment_factory
 
 TEACHER = "teacher"
 # What TRL hands to a model besides tokens, mask and the number of states to keep
@@ -30,12 +28,7 @@ PICTURES = [*signature(DistillationTrainer._get_last_hidden_state).parameters][5
 
 
 def make_trainer(job: TrainingJob) -> DistillationTrainer:
-    """Make the trainer on prompts in file order; UserError for environments with tools of their own."""
-    if with_tools := [name for name in job.environments if environment_factory(name)]:
-        raise UserError(
-            f"{job.stage}: {', '.join(with_tools)}: distillation plays no turns; leave environments with tools out of "
-            "its blend"
-        )
+    """Make the trainer on prompts in file order."""
     start, rows = start_and_rows(job)
     arguments = DistillationConfig(beta=job.config.loss_fn.weight, **sampling_arguments(job), **shared_arguments(job))
     trainer = TurnsTrainer(args=arguments, train_dataset=with_pictures(rows, job.train_split), **start)
