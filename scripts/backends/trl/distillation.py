@@ -14,8 +14,6 @@ from scripts.recipe.teachers import Teaching
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
 
-FORWARD, REVERSE, JSD = 0.0, 1.0, 0.5
-
 
 class Distillation(Teaching):
     """On-policy distillation (arXiv:2306.13649): the student's own responses, a teacher's word on every token."""
@@ -30,12 +28,12 @@ class DistillationLoss(Strict):
     kl_type: Literal["forward", "reverse", "jsd"] = "reverse"
     """Forward KL(teacher, student); reverse KL(student, teacher) (MiniLLM, arXiv:2306.08543); or generalized JSD."""
     beta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Of jsd, the student's share of the mixture: beta near 0 is like forward, near 1 like reverse; none: 0.5."""
+    """Of jsd, the teacher's share of the mixture; near 0 it is like forward, near 1 like reverse; none: 0.5."""
 
     @property
     def weight(self) -> float:
         """TRL's `beta`."""
-        return {"forward": FORWARD, "reverse": REVERSE}.get(self.kl_type, self.beta or JSD)
+        return {"forward": 0.0, "reverse": 1.0}.get(self.kl_type, self.beta or 0.5)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DistillationLoss":
