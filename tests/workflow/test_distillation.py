@@ -136,6 +136,22 @@ def test_teachers_come_in_turns_and_the_same_export_in_two_roles_comes_once(stag
     assert {*logged(stages.directory / "alike")[0]["divergences"]} == {"reasoning+choice"}
 
 
+def test_a_policy_in_bfloat16_has_teachers_in_bfloat16(stages, straight, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        distillation_trainer, "load_model", lambda folder, dtype: asked.append(dtype) or load_model(folder, dtype)
+    )
+    job = job_of(stages, "rounded", 1)
+    train(replace(job, config=training_config(job.config.values() | {"policy": rounded(job)})))
+    assert asked and {*asked} == {torch.bfloat16}
+    assert logged(job.run)[0]["loss"] == pytest.approx(logged(straight)[0]["loss"], rel=0.2)
+
+
+def rounded(job):
+    """The policy's values, computing in bfloat16."""
+    return job.config.values()["policy"] | {"precision": "bfloat16"}
+
+
 def test_a_sole_teacher_teaches_every_environment(stages, straight):
     job = job_of(stages, "sole", 1, {"teachers.one": stages.teachers["teachers.reasoning"]})
     values = job.config.values()
