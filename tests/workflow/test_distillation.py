@@ -199,7 +199,6 @@ def ranks(stages):
 @pytest.mark.parametrize("name", ["copies", "shares"])
 def test_two_ranks_resume_to_the_same_bits(ranks, name):
     assert weights_hash(ranks / f"{name}.parts", STEPS) == weights_hash(ranks / name, STEPS)
-    assert logged(ranks / name)[-1]["loss"] < 0.8 * logged(ranks / name)[0]["loss"]
 
 
 def test_shares_learn_what_copies_learn(ranks):
