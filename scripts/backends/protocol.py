@@ -221,6 +221,7 @@ def backend_of(name: str) -> Backend:
 def write_job(path: Path, job: TrainingJob) -> None:
     """Write a job, with absolute paths, for another process of the training."""
     absolute = {name: value.absolute() for name, value in vars(job).items() if isinstance(value, Path)}
+    absolute["roles"] = {role: folder.absolute() for role, folder in job.roles.items()}
     path.write_bytes(pickle.dumps(replace(job, **absolute)))
 
 

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
     from scripts.recipe.site import Site
 
 DEFAULT_BACKEND = "trl"
-KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
+KINDS = {
+    "sft": "demonstrations",
+    "grpo": "prompts",
+    "distillation": "prompts",
+    "dpo": "preferences",
+    "mpo": "preferences",
+}
 
 
 class Checkpointing(Strict):

@@ -47,8 +47,8 @@ def main(
 
 
 def _data_uri(metrics: pd.DataFrame) -> str:
-    """Return the steps as CSV in a data URI, with a column for each environment's reward and each phase's seconds."""
-    maps = {"environment_rewards": "reward/", "timing": "seconds/"}
+    """Return the steps as CSV in a data URI, with columns for rewards, divergences and seconds by name."""
+    maps = {"environment_rewards": "reward/", "divergences": "divergence/", "timing": "seconds/"}
     table = metrics.drop(columns=maps.keys(), errors="ignore").set_index("step")
     for column, prefix in maps.items():
         columns = columns_by_name(metrics.get(column, ()))

@@ -50,6 +50,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.driver",
     "scripts.backends.trl.measuring",
     "scripts.backends.trl.grpo_trainer",
+    "scripts.backends.trl.distillation_trainer",
     "scripts.backends.trl.dpo_trainer",
     "scripts.backends.trl.rows",
     "scripts.backends.trl.setup",

@@ -18,6 +18,7 @@ from scripts.backends.trl.placing import estimate, memory_of_machine, out_of_mem
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.errors import UserError
+from scripts.files import amount
 from scripts.model.shape import Shape
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import AnyStage
@@ -262,3 +263,15 @@ def test_a_training_out_of_memory_ends_with_what_needs_less_and_where_it_goes_on
     assert "sft: out of memory: " in words and "can't allocate memory" in words
     assert "lower policy.train_micro_batch_size" in words and "The stage resumes from step 3" in words
     assert out_of_memory(RuntimeError("of another kind"), job) is None
+
+
+def test_of_several_teachers_the_largest_counts(model, tmp_path, monkeypatch):
+    save_headers(tmp_path / "large", hidden=8192, inner=28672, layers=80, vocabulary=128256)
+    teachers = {"teachers.reasoning": model, "teachers.choice": tmp_path / "large", "teachers.later": tmp_path / "none"}
+    monkeypatch.setattr(Stage, "parent_export", model)
+    stage = Stage(load_recipe(ROOT / "tests/distillation.yaml"), tmp_path, "student")
+    for accelerator, width, exports in (("cuda", 2, teachers), ("cpu", 4, teachers), ("cuda", 2, {})):
+        monkeypatch.setattr(Stage, "role_exports", exports)
+        says, _ = sentence(stage, Site(name="here", threads=2, accelerator=accelerator, gpu_memory_gb=80))
+        size = amount(width * Shape.of_folder(tmp_path / "large").parameters)
+        assert (f"teacher {size}" in says) == bool(exports), says

@@ -56,13 +56,21 @@ def stages(tmp_path_factory):
     """The stages, and the checkpoint that all but the first start from; longer responses earn more."""
     made = Stages(tmp_path_factory.mktemp("algorithms"), ROOT / "tests/algorithms.yaml")
     train(made.job("sft", "sft", SFT_STEPS))
-    made.parent = {"parent_model": checkpoint(made.directory / "sft", SFT_STEPS)}
+    train(made.job("sft", "teacher", STEPS))
+    teachers = {
+        "math": checkpoint(made.directory / "sft", SFT_STEPS),
+        "choice": checkpoint(made.directory / "teacher", STEPS),
+    }
+    made.parent = {
+        "parent_model": teachers["math"],
+        "roles": {f"teachers.{name}": folder for name, folder in teachers.items()},
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "reward_groups", lengths)
         yield made
 
 
-@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "skipping", "vision"])
+@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "skipping", "vision", "distillation"])
 def trained(request, stages):
     """A stage's name and its run directory after an undisturbed training, its learning rate by a cosine."""
     job = stages.job(request.param, f"{request.param}.straight", STEPS, planned=STEPS, **stages.parent)
@@ -165,7 +173,7 @@ def test_every_weight_that_the_stage_uses_is_trained(stages, trained):
     )
     still = {key for key in before if torch.equal(before[key], after[key]) and "post_layernorm" not in key}
     assert all("vision_tower" in key or "projector" in key for key in still)
-    assert bool(still) == (name not in ("sft", "vision"))
+    assert bool(still) == (name not in ("sft", "vision", "distillation"))
 
 
 def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
@@ -175,11 +183,14 @@ def test_the_log_has_the_same_columns_whatever_the_algorithm(trained, tmp_path):
         rewarded = name in ("text", "skipping", "vision")
         assert ("reward_mean" in entry) == bool(entry["environment_rewards"]) == rewarded
         assert {"loss", "grad_norm", "lr", "entropy", "seconds"} <= set(entry)
-        assert (entry["timing"] is not None) == rewarded
-        if rewarded:
-            assert set(entry["timing"]) == {"generation", "rewards", "update"} and min(entry["timing"].values()) > 0
+        assert (entry["timing"] is not None) == (rewarded or bool(entry["divergences"]))
+        if entry["timing"]:
+            assert set(entry["timing"]) == {"generation", "rewards", "update"}
+            assert all((seconds > 0) == (rewarded or phase != "rewards") for phase, seconds in entry["timing"].items())
             assert sum(entry["timing"].values()) == pytest.approx(entry["seconds"])
-            assert 0 < entry["generating_share"] < 1 - entry["training_share"] < 1
+            rewarding = 1 - entry["generating_share"] - entry["training_share"]
+            assert rewarding > 0 if rewarded else rewarding == pytest.approx(0)
+            assert min(entry["generating_share"], entry["training_share"]) > 0
     write_metrics(straight / "metrics.jsonl", tmp_path / "metrics.parquet", STEPS)
 
 

@@ -25,14 +25,17 @@ def stages(tmp_path_factory):
     """The stages of every algorithm, and the checkpoint from which all but the first start."""
     made = Stages(tmp_path_factory.mktemp("skipping"), ROOT / "tests/algorithms.yaml")
     train(made.job("sft", "sft", STEPS))
-    made.parent = {"parent_model": checkpoint(made.directory / "sft", STEPS)}
+    start = checkpoint(made.directory / "sft", STEPS)
+    train(made.job("sft", "teacher", 1))
+    teachers = {"teachers.math": start, "teachers.choice": checkpoint(made.directory / "teacher", 1)}
+    made.parent = {"parent_model": start, "roles": teachers}
     return made
 
 
-@pytest.mark.parametrize("name", ["sft", "dpo", "mpo", "text", "skipping", "vision"])
+@pytest.mark.parametrize("name", ["sft", "dpo", "mpo", "text", "skipping", "vision", "distillation"])
 def test_without_padding_the_same_rollouts_have_the_same_losses_but_for_rounding(stages, name, monkeypatch):
     monkeypatch.setattr(measuring, "reward_groups", lambda groups, _: [list(map(len, texts)) for _, texts in groups])
-    if name != "vision":  # whose prompts transformers samples
+    if name not in ("vision", "distillation"):  # whose prompts transformers samples
         monkeypatch.setattr(skipping, "sample", lambda model, *given, **options: model._sample(*given, **options))
     found = []
     for skips in (False, True):

@@ -95,13 +95,14 @@ class Trl(Backend):
                 problems.append(TOGETHER)
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
-        checks = [partial(check_row, by_gym=agents_of(settings.gym, python))]
+        gym = getattr(settings, "gym", None)
+        checks = [partial(check_row, by_gym=agents_of(gym, python))]
         problems += _unrewarded(stage.train_split, allow, checks)
         if settings.blend in stage.recipe.evaluation_blends():
             checks.append(partial(check_row, by_gym=agents_of(evaluation.gym, python)))
         problems += _unrewarded(stage.validation_split, allow, checks)
-        if settings.gym and not problems:
-            for server in register_gym(settings.gym, settings.gym_servers, python):
+        if gym and not problems:
+            for server in register_gym(gym, settings.gym_servers, python):
                 server.wait()
         return problems
 

@@ -1,65 +1,24 @@
-"""Settings of group relative policy optimisation and of rollouts, and the prompts."""
+"""Settings of group relative policy optimisation."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import TrlConfig
+from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
-from scripts.recipe.sampling import Sampling
 from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Strict, invalid
-from scripts.recipe.yaml_file import pinned_versions
 
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
-    from scripts.recipe.site import Site
-
-ENVIRONMENT_PREFIX = "environment/"
+ENVIRONMENT_PREFIX, DIVERGENCE_PREFIX = "environment/", "divergence/"
 UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
-class VllmEngine(Strict):
-    """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
-
-    gone: ClassVar = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
-
-    tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """vLLM's share of a GPU's memory; none: 0.3."""
-    enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
-
-
-class Generation(Sampling):
-    """Sampling of rollouts."""
-
-    gone: ClassVar = {
-        "paged": "leave it out; backend: vllm samples by paged attention",
-        "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
-    }
-
-    PLACING = ("vllm_cfg",)
-    ADDED = ("top_k", "min_p", "stop_token_ids", "max_tool_calling_iterations")
-
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
-    vllm_cfg: VllmEngine = VllmEngine()
-
-    @model_validator(mode="after")
-    def _fits_its_sampler(self) -> "Generation":
-        if self.backend != "vllm" and self.vllm_cfg != VllmEngine():
-            raise invalid("vllm_cfg is for backend: vllm")
-        return self
-
-
-class GrpoPolicy(Policy):
+class GrpoPolicy(RolloutPolicy):
     """The policy of a reinforcement stage."""
 
     train_global_batch_size: PositiveInt | None = Field(
@@ -67,14 +26,6 @@ class GrpoPolicy(Policy):
         description="Completions an update; none: all of the step. Fewer make several updates a step, off policy from "
         "the second on.",
     )
-    generation: Generation
-
-
-class PromptData(Strict):
-    """The rows of the split to train on."""
-
-    max_input_seq_length: PositiveInt | None = None
-    """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
 
 
 class Grpo(Strict):
@@ -118,18 +69,15 @@ class GrpoLoss(Strict):
         return self
 
 
-class GrpoTraining(TrlTraining):
+class GrpoTraining(RolloutTraining):
     """Reinforcement learning."""
 
     trainer = "scripts.backends.trl.grpo_trainer"
-    metrics = TrlTraining.metrics | {
+    metrics = RolloutTraining.metrics | {
         "reward": "reward_mean",
         "reward_std": "reward_std",
         "frac_reward_zero_std": "zero_variance_share",
         "kl": "kl",
-        "completions/mean_length": "response_length_mean",
-        "completions/max_length": "response_length_max",
-        "completions/clipped_ratio": "truncation_rate",
         "tools/call_frequency": "tool_call_frequency",
         "tools/failure_frequency": "tool_failure_frequency",
         UNJUDGED: "unjudged_share",
@@ -138,7 +86,6 @@ class GrpoTraining(TrlTraining):
 
     algorithm: Literal["grpo"]
     grpo: Grpo
-    data: PromptData = PromptData()
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
     gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
@@ -149,11 +96,6 @@ class GrpoTraining(TrlTraining):
         return self.grpo.num_prompts_per_step
 
     @property
-    def samples_by_vllm(self) -> bool:
-        """Whether vLLM samples the rollouts instead of the trained model."""
-        return self.policy.generation.backend == "vllm"
-
-    @property
     def samples_per_step(self) -> int:
         """Completions in a step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
@@ -162,16 +104,6 @@ class GrpoTraining(TrlTraining):
     def has_reference(self) -> bool:
         """Whether the loss has a KL penalty."""
         return self.loss_fn.reference_policy_kl_penalty > 0
-
-    @property
-    def longest_prompt(self) -> int:
-        """Tokens of a prompt, at most."""
-        return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
-
-    @property
-    def longest_row(self) -> int:
-        """Tokens of a trained prompt, at most."""
-        return self.data.max_input_seq_length or self.longest_prompt
 
     @property
     def updates_per_step(self) -> int:
@@ -188,27 +120,6 @@ class GrpoTraining(TrlTraining):
         """The batch of an update, and the prompts of a step, rewarded in whole groups."""
         return super().shared_by_processes | {"grpo.num_prompts_per_step": self.grpo.num_prompts_per_step}
 
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Render prompts, with the tools of the rows' environments."""
-        from scripts.backends.trl.tokenization import PROMPTS, render_prompts  # noqa: PLC0415
-        from scripts.rewards.registry import tool_schemas  # noqa: PLC0415
-
-        tools = tool_schemas(self.environments)
-        return PROMPTS, partial(
-            render_prompts,
-            processor=processor,
-            max_length=self.longest_prompt,
-            keep_to=self.data.max_input_seq_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            **({"tools": tools} if tools else {}),
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the prompt."""
-        from scripts.backends.trl.tokenization import token_ids  # noqa: PLC0415
-
-        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
-
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoTraining":
         stated = self.policy.train_global_batch_size
@@ -217,15 +128,6 @@ class GrpoTraining(TrlTraining):
                 f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
                 f"{self.samples_per_step} is no multiple of it; leave it out for one update a step"
             )
-        if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
-            raise invalid(
-                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
-            )
-        if (self.data.max_input_seq_length or 0) > self.longest_prompt:
-            raise invalid(
-                "data.max_input_seq_length is more than policy.max_total_sequence_length less "
-                f"policy.generation.max_new_tokens leave, which is {self.longest_prompt}"
-            )
         return self
 
 
@@ -233,7 +135,7 @@ class GrpoConfig(TrlConfig, GrpoTraining):
     """The resolved config of GRPO."""
 
 
-class GrpoSettings(TrlSettings, GrpoTraining):
+class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model = GrpoConfig
@@ -253,36 +155,13 @@ class GrpoSettings(TrlSettings, GrpoTraining):
             return super().running_gate
         return [bound for bound in super().running_gate if bound in self.gate or bound.metric != "peak_gen_kl_error"]
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
-        return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
-
     def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights; vLLM's only for rollouts by vLLM."""
+        """Return the settings that may change weights; the correction of vLLM's only for rollouts by vLLM."""
         values = super().values_with_effect()
         if not self.samples_by_vllm:
-            del values["policy"]["generation"]["backend"]
             del values["loss_fn"]["use_importance_sampling_correction"]
             del values["loss_fn"]["truncated_importance_sampling_ratio"]
         return values
-
-    def check_in(self, recipe: "Recipe", name: str) -> None:
-        """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
-        super().check_in(recipe, name)
-        if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
-            raise invalid(
-                "vllm samples for models without vision only; make it transformers",
-                f"stages.{name}.policy.generation.backend",
-            )
-
-    @property
-    def needs_export(self) -> str | None:
-        """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
-
-    def python_on(self, site: "Site") -> str:
-        """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
-        return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":

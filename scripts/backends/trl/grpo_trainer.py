@@ -47,7 +47,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     trainer = MeasuringTrainer(
         reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
         args=_arguments(job),
-        train_dataset=_with_tools(rows) if factories else _with_pictures(rows, job.train_split),
+        train_dataset=_with_tools(rows) if factories else with_pictures(rows, job.train_split),
         environment_factory=factories or None,
         **start,
     )
@@ -55,19 +55,24 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     trainer.grpo = grpo
     by_length = partial(split_by_length, updates=job.config.updates_per_step)
     trl_grpo.split_tensor_dict = by_length if job.config.policy.skip_padding else split_tensor_dict
+    trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
+    set_sampler(trainer, job)
+    return trainer
+
+
+def set_sampler(trainer: Any, job: TrainingJob) -> None:
+    """Let responses end at the stage's tokens too, and the sampler draw by the stage's seed."""
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
     if not job.config.samples_by_vllm:
         spare_head(trainer.model)
         trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
-    else:
-        trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
-        if job.accelerator == "cpu":
-            load_by_reload(trainer.vllm_generation)
-        set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
-    return trainer
+        return
+    if job.accelerator == "cpu":
+        load_by_reload(trainer.vllm_generation)
+    set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
 
 
-def _with_pictures(rows: Dataset, split: Path) -> Dataset:
+def with_pictures(rows: Dataset, split: Path) -> Dataset:
     """Return the rows; if they show pictures, with messages and images, made on request, as TRL takes them."""
     has_pictures = rows.data.column("has_pictures")
     if not pc.any(has_pictures).as_py():
@@ -109,8 +114,7 @@ def _with_tools(rows: Dataset) -> Dataset:
 
 
 def _arguments(job: TrainingJob) -> GRPOConfig:
-    grpo, loss, generation = job.config.grpo, job.config.loss_fn, job.config.policy.generation
-    ends = generation.stop_token_ids if job.config.samples_by_vllm else None
+    grpo, loss = job.config.grpo, job.config.loss_fn
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
@@ -124,6 +128,20 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         scale_rewards="group" if is_scaled_by_trl else "none",
         mask_truncated_completions=grpo.overlong_filtering,
         num_iterations=1,
+        vllm_importance_sampling_mode="sequence_truncate"
+        if loss.sequence_level_importance_ratios
+        else "token_truncate",
+        vllm_importance_sampling_clip_max=loss.truncated_importance_sampling_ratio or math.inf,
+        **sampling_arguments(job),
+        **shared_arguments(job),
+    )
+
+
+def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
+    """Return TRL's options for sampling responses to prompts in file order."""
+    generation = job.config.policy.generation
+    ends = generation.stop_token_ids if job.config.samples_by_vllm else None
+    return dict(
         shuffle_dataset=False,
         max_completion_length=generation.max_new_tokens,
         temperature=generation.temperature,
@@ -134,7 +152,6 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         max_tool_calling_iterations=generation.max_tool_calling_iterations,
         chat_template_kwargs=job.config.policy.tokenizer.chat_template_kwargs or None,
         **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
-        **shared_arguments(job),
     )
 
 
@@ -150,16 +167,12 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
     os.environ.update(ENGINE_SETTINGS | os.environ)
     logging.getLogger("vllm").setLevel(logging.ERROR)
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
-    loss = config.loss_fn
-    mode = "sequence_truncate" if loss.sequence_level_importance_ratios else "token_truncate"
     if job.accelerator == "cpu":
         vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": config.policy.max_total_sequence_length,
-        "vllm_importance_sampling_mode": mode,
-        "vllm_importance_sampling_clip_max": loss.truncated_importance_sampling_ratio or math.inf,
         "vllm_tensor_parallel_size": cfg.tensor_parallel_size,
         "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
         "vllm_enable_sleep_mode": cfg.enable_sleep_mode,

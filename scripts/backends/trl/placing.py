@@ -1,5 +1,6 @@
 """Place a stage: device, processes, equal shares of a step, and memory, estimated before anything is loaded."""
 
+import math
 import os
 import sys
 from functools import lru_cache
@@ -9,6 +10,7 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.model.hugging_face import tensors_of
 from scripts.model.lengths import token_lengths
 from scripts.model.shape import Shape
 from scripts.recipe.resolve import own_environments
@@ -162,7 +164,7 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
         return "", True
     (capacity, where), (tokens, are_counted) = _capacity(stage, site), longest_sequence(stage, model)
     placed = ranks_on(site, stage)[1], None if site.accelerator == "cpu" else capacity or 0
-    parts = estimate(shape, stage.settings, tokens, *placed)
+    parts = estimate(shape, stage.settings, tokens, *placed) | _teacher(stage, shape, site)
     needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
     of = "tokens of its longest row" if are_counted else "tokens, the limit of a row"
     says = f"{stage.name}: a process needs about {amount(needed)} ({told}) at {tokens} {of}"
@@ -172,6 +174,17 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
     exact = least["weights"] + least["moments"]
     is_hopeless = exact + (sum(least.values()) - exact) / ERROR > capacity
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False if is_hopeless else None
+
+
+def _teacher(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
+    """Return the bytes of the stage's largest teacher, the one in memory; one not yet there is taken for a `shape`."""
+    teachers = {folder for role, folder in stage.role_exports.items() if role.startswith("teachers.")}
+    if not teachers:
+        return {}
+    width = 4 if site.accelerator == "cpu" and stage.config.policy.precision == "float32" else 2
+    found = [tensors_of(folder).values() for folder in teachers if (folder / "config.json").is_file()]
+    sizes = [sum(math.prod(widths) for _, widths in tensors) for tensors in found]
+    return {"teacher": width * max(sizes, default=shape.parameters)}
 
 
 def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:

@@ -1,7 +1,14 @@
 """The stages of backend `trl`, by algorithm."""
 
+from scripts.backends.trl.distillation import DistillationSettings
 from scripts.backends.trl.dpo import DpoSettings, MpoSettings
 from scripts.backends.trl.grpo import GrpoSettings
 from scripts.backends.trl.sft import SftSettings
 
-STAGES = {"sft": SftSettings, "grpo": GrpoSettings, "dpo": DpoSettings, "mpo": MpoSettings}
+STAGES = {
+    "sft": SftSettings,
+    "grpo": GrpoSettings,
+    "distillation": DistillationSettings,
+    "dpo": DpoSettings,
+    "mpo": MpoSettings,
+}

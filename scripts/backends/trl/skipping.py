@@ -84,10 +84,11 @@ def _of_rows(kwargs: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
 
 
 def split_by_length(batch: dict[str, Any], count: int, updates: int) -> list[dict[str, Any]]:
-    """Split a step into micro-batches as TRL does, but each update by length; with pictures as it is."""
+    """Split a step into micro-batches as TRL does, but each update by teacher and length; with pictures as it is."""
     if "pixel_values" in batch:
         return trl_utils.split_tensor_dict(batch, count)
-    lengths = batch["completion_mask"].sum(1).view(updates, -1)
+    mask = batch["completion_mask"]
+    lengths = (mask.sum(1) + batch.get("teacher", 0) * (mask.shape[1] + 1)).view(updates, -1)
     starts = torch.arange(updates, device=lengths.device).unsqueeze(1) * lengths.shape[1]
     return [_part(batch, rows) for rows in (lengths.argsort(dim=1, stable=True) + starts).view(count, -1)]
 

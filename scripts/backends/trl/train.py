@@ -20,7 +20,7 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments, se
 from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS
+from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.placing import out_of_memory
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.setup import (
@@ -167,14 +167,11 @@ class StageCallback(TrainerCallback):
         is_filtered = getattr(self.job.config.section, "overlong_filtering", None)
         if is_filtered is not None:
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
-        entry["environment_rewards"] = {
-            key.removeprefix(ENVIRONMENT_PREFIX): value
-            for key, value in logs.items()
-            if key.startswith(ENVIRONMENT_PREFIX)
-        }
+        for column, prefix in (("environment_rewards", ENVIRONMENT_PREFIX), ("divergences", DIVERGENCE_PREFIX)):
+            entry[column] = {key.removeprefix(prefix): value for key, value in logs.items() if key.startswith(prefix)}
         entry["timing"] = None
         if ROLLOUT_SECONDS in logs:
-            seconds, rollouts, rewards = entry["seconds"], logs[ROLLOUT_SECONDS], logs[REWARD_SECONDS]
+            seconds, rollouts, rewards = entry["seconds"], logs[ROLLOUT_SECONDS], logs.get(REWARD_SECONDS, 0.0)
             entry["timing"] = {"generation": rollouts - rewards, "rewards": rewards, "update": seconds - rollouts}
             entry["generating_share"] = (rollouts - rewards) / seconds
             entry["training_share"] = (seconds - rollouts) / seconds

@@ -1,0 +1,125 @@
+"""Settings of algorithms that train on responses sampled from the policy."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt, model_validator
+
+from scripts.backends.trl.algorithm import Parts, TrlSettings, TrlTraining
+from scripts.backends.trl.generation import Generation
+from scripts.backends.trl.policy import Policy
+from scripts.recipe.model import RandomModel
+from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.yaml_file import pinned_versions
+
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
+    from scripts.recipe.site import Site
+
+
+class RolloutPolicy(Policy):
+    """A policy whose responses are sampled."""
+
+    generation: Generation
+
+
+class PromptData(Strict):
+    """The rows of the split to train on."""
+
+    max_input_seq_length: PositiveInt | None = None
+    """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
+
+
+class RolloutTraining(TrlTraining):
+    """Training on sampled responses."""
+
+    metrics = TrlTraining.metrics | {
+        "completions/mean_length": "response_length_mean",
+        "completions/max_length": "response_length_max",
+        "completions/clipped_ratio": "truncation_rate",
+    }
+
+    data: PromptData = PromptData()
+    policy: RolloutPolicy
+
+    @property
+    def samples_by_vllm(self) -> bool:
+        """Whether vLLM samples the rollouts instead of the trained model."""
+        return self.policy.generation.backend == "vllm"
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of a prompt, at most."""
+        return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
+
+    @property
+    def longest_row(self) -> int:
+        """Tokens of a trained prompt, at most."""
+        return self.data.max_input_seq_length or self.longest_prompt
+
+    def prepare(self, processor: Any) -> tuple[Any, partial]:
+        """Render prompts, with the tools of the rows' environments."""
+        from scripts.backends.trl.tokenization import PROMPTS, render_prompts  # noqa: PLC0415
+        from scripts.rewards.registry import tool_schemas  # noqa: PLC0415
+
+        tools = tool_schemas(self.environments)
+        return PROMPTS, partial(
+            render_prompts,
+            processor=processor,
+            max_length=self.longest_prompt,
+            keep_to=self.data.max_input_seq_length,
+            variables=self.policy.tokenizer.chat_template_kwargs,
+            **({"tools": tools} if tools else {}),
+        )
+
+    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
+        """Return the prompt."""
+        from scripts.backends.trl.tokenization import token_ids  # noqa: PLC0415
+
+        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
+
+    @model_validator(mode="after")
+    def _leaves_room_for_prompts(self) -> "RolloutTraining":
+        if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
+            raise invalid(
+                "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
+            )
+        if (self.data.max_input_seq_length or 0) > self.longest_prompt:
+            raise invalid(
+                "data.max_input_seq_length is more than policy.max_total_sequence_length less "
+                f"policy.generation.max_new_tokens leave, which is {self.longest_prompt}"
+            )
+        return self
+
+
+class RolloutSettings(TrlSettings):
+    """A stage of training on sampled responses."""
+
+    def values_with_effect(self) -> dict[str, Any]:
+        """Return the settings that may change weights; the sampler's name only where it is vLLM."""
+        values = super().values_with_effect()
+        if not self.samples_by_vllm:
+            del values["policy"]["generation"]["backend"]
+        return values
+
+    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+        """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
+        return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
+        super().check_in(recipe, name)
+        if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
+            raise invalid(
+                "vllm samples for models without vision only; make it transformers",
+                f"stages.{name}.policy.generation.backend",
+            )
+
+    @property
+    def needs_export(self) -> str | None:
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
+
+    def python_on(self, site: "Site") -> str:
+        """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
+        return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
