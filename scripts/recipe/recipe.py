@@ -183,6 +183,9 @@ class Recipe(Strict):
         for name, stage in self.stages.items():
             if stage.parent is not None and stage.parent not in {*self.stages, *self.checkpoints, *self.choices}:
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
+            if stage.parent and stage.answers_prompts and not self.settings_of(stage.parent).answers_prompts:
+                says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
+                raise invalid(says, f"stages.{name}.parent")
             if stage.blend not in self.blends:
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
             if (kind := self.blends[stage.blend].kind) != stage.kind:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.generation import Generation
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.model import RandomModel
 from scripts.recipe.reward_probe import Probe
-from scripts.recipe.sampling import Sampling
 from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
@@ -23,40 +23,8 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX = "environment/"
 UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
+REWARD_MODEL = "reward_model"
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
-
-
-class VllmEngine(Strict):
-    """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
-
-    gone: ClassVar = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
-
-    tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
-    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """vLLM's share of a GPU's memory; none: 0.3."""
-    enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
-
-
-class Generation(Sampling):
-    """Sampling of rollouts."""
-
-    gone: ClassVar = {
-        "paged": "leave it out; backend: vllm samples by paged attention",
-        "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
-    }
-
-    PLACING = ("vllm_cfg",)
-    ADDED = ("top_k", "min_p", "stop_token_ids", "max_tool_calling_iterations")
-
-    backend: Literal["transformers", "vllm"] = "transformers"
-    """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
-    vllm_cfg: VllmEngine = VllmEngine()
-
-    @model_validator(mode="after")
-    def _fits_its_sampler(self) -> "Generation":
-        if self.backend != "vllm" and self.vllm_cfg != VllmEngine():
-            raise invalid("vllm_cfg is for backend: vllm")
-        return self
 
 
 class GrpoPolicy(Policy):
@@ -77,8 +45,17 @@ class PromptData(Strict):
     """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
 
 
+class RewardWeights(Strict):
+    """Weights of the rewards of a stage with a reward model; a reward without weight is not asked for."""
+
+    environment: NonNegativeFloat = 1.0
+    reward_model: PositiveFloat = 1.0
+
+
 class Grpo(Strict):
     """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
+
+    ADDED = ("reward_weights", "multi_objective_aggregation")
 
     num_prompts_per_step: PositiveInt
     num_generations_per_prompt: int = Field(ge=2)
@@ -87,6 +64,21 @@ class Grpo(Strict):
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")
     use_leave_one_out_baseline: bool = False
     """Measure a response by the rest of the group (arXiv:2402.14740)."""
+    reward_weights: RewardWeights = RewardWeights()
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Of two rewards; normalize_then_sum: compare each within its group first (GDPO, arXiv:2601.05242)."""
+
+    @model_validator(mode="after")
+    def _compares_alike(self) -> "Grpo":
+        sums_after = self.multi_objective_aggregation == "normalize_then_sum"
+        if sums_after and not self.reward_weights.environment:
+            raise invalid("multi_objective_aggregation is for two rewards; give reward_weights.environment a weight")
+        if sums_after and (self.use_leave_one_out_baseline or not self.normalize_rewards):
+            raise invalid(
+                "normalize_then_sum divides each reward by its group's deviation from the group's mean; leave out "
+                "use_leave_one_out_baseline and normalize_rewards"
+            )
+        return self
 
 
 class GrpoLoss(Strict):
@@ -133,6 +125,7 @@ class GrpoTraining(TrlTraining):
         "tools/call_frequency": "tool_call_frequency",
         "tools/failure_frequency": "tool_failure_frequency",
         UNJUDGED: "unjudged_share",
+        f"rewards/{REWARD_MODEL}/mean": "reward_model_score",
         **{name: name for name in MISMATCH},
     }
 
@@ -237,11 +230,13 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model = GrpoConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe", REWARD_MODEL}
     ADDED = ("gym", "data")
+    ROLES: ClassVar[tuple[str, ...]] = (REWARD_MODEL,)
 
     gone = JUDGES_GONE
 
+    reward_model: Name | None = Field(None, description="A stage of algorithm reward that rewards the rollouts.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
 
@@ -269,6 +264,10 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         super().check_in(recipe, name)
+        made = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
+        if self.reward_model in made and recipe.settings_of(self.reward_model).answers_prompts:
+            says = f"{self.reward_model} answers prompts; name a stage of algorithm reward"
+            raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
         if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
             raise invalid(
                 "vllm samples for models without vision only; make it transformers",
@@ -287,6 +286,8 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":
         check_gym(self.gym, self.gym_servers)
+        if self.reward_model is None and self.grpo.model_dump(include={*Grpo.ADDED}, exclude_defaults=True):
+            raise invalid(f"grpo.{' and grpo.'.join(Grpo.ADDED)} are for a stage with a reward_model")
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
         return self

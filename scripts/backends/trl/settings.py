@@ -2,6 +2,15 @@
 
 from scripts.backends.trl.dpo import DpoSettings, MpoSettings
 from scripts.backends.trl.grpo import GrpoSettings
+from scripts.backends.trl.kto import KtoSettings
+from scripts.backends.trl.reward import RewardSettings
 from scripts.backends.trl.sft import SftSettings
 
-STAGES = {"sft": SftSettings, "grpo": GrpoSettings, "dpo": DpoSettings, "mpo": MpoSettings}
+STAGES = {
+    "sft": SftSettings,
+    "grpo": GrpoSettings,
+    "dpo": DpoSettings,
+    "mpo": MpoSettings,
+    "kto": KtoSettings,
+    "reward": RewardSettings,
+}
