@@ -1,7 +1,7 @@
 """Settings of group relative policy optimisation and of rollouts, and the prompts."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -230,9 +230,9 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model = GrpoConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe", REWARD_MODEL}
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
-    ROLES: ClassVar[tuple[str, ...]] = (REWARD_MODEL,)
+    ROLES = (REWARD_MODEL,)
 
     gone = JUDGES_GONE
 
@@ -264,9 +264,9 @@ class GrpoSettings(TrlSettings, GrpoTraining):
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         super().check_in(recipe, name)
-        made = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
-        if self.reward_model in made and recipe.settings_of(self.reward_model).answers_prompts:
-            says = f"{self.reward_model} answers prompts; name a stage of algorithm reward"
+        scores = self.reward_model
+        if scores and not recipe.model_named(scores) and recipe.settings_of(scores).answers_prompts:
+            says = f"{scores} answers prompts; name a stage of algorithm reward"
             raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
         if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
             raise invalid(
