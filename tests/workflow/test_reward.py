@@ -1,5 +1,9 @@
 """A reward model of one's own: it resumes to the same bits, keeps its head, and pays a policy for what it has read."""
 
+import json
+import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +14,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: E402
 
+from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl.doubts import unfit_reward_model  # noqa: E402
+from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.rewarding import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
@@ -70,6 +76,12 @@ def export(stages, straight):
     return folder / "hf/model"
 
 
+def otherwise(job, **policy):
+    """The job with other settings of the policy's placement."""
+    policy = job.settings.policy.model_copy(update=policy)
+    return replace(job, settings=job.settings.model_copy(update={"policy": policy}))
+
+
 def held_out_pairs(stages):
     """The held-out pairs as whole conversations: the chosen, then the rejected."""
     for line in lines_of(stages.split("pairs").with_name("val-split.jsonl")):
@@ -90,9 +102,7 @@ def test_a_reward_model_in_parts_or_interrupted_ends_with_the_same_bits(stages, 
 
 
 def test_micro_batches_teach_a_reward_model_what_whole_batches_teach(stages, straight):
-    job = stages.job("rm", "rm.micro", STEPS, planned=STEPS, **stages.parent)
-    policy = job.settings.policy.model_copy(update={"train_micro_batch_size": 8})
-    job = replace(job, settings=job.settings.model_copy(update={"policy": policy}))
+    job = otherwise(stages.job("rm", "rm.micro", STEPS, planned=STEPS, **stages.parent), train_micro_batch_size=8)
     train(job)
     first, second = (load_file(checkpoint(run, STEPS) / "model.safetensors") for run in (job.run, straight))
     assert all(torch.allclose(first[key], second[key], atol=1e-3) for key in first)
@@ -166,6 +176,32 @@ def test_a_policy_that_the_reward_model_alone_pays_asks_no_environment(stages, e
     for step in logged(job.run):
         assert step["reward_mean"] == pytest.approx(step["reward_model_score"]) and not step["environment_rewards"]
         assert step["timing"]["rewards"] > 0
+
+
+def test_two_processes_train_a_reward_model_and_are_paid_by_one_with_copies_and_with_shares(stages, straight, export):
+    options, shares = {"nodes": 2, **stages.parent}, {"dtensor_cfg": Dtensor(enabled=True)}
+    jobs = [stages.job("rm", "rm.two", STEPS, planned=STEPS, **options)]
+    jobs.append(otherwise(stages.job("rm", "rm.shares", STEPS, planned=STEPS, **options), **shares))
+    jobs.append(replace(rlhf(stages, export, "rlhf.two", 2), nodes=2))
+    jobs.append(otherwise(replace(rlhf(stages, export, "rlhf.shares", 2), nodes=2), **shares))
+    files = [stages.directory / f"job{number}" for number in range(len(jobs))]
+    for file, job in zip(files, jobs, strict=True):
+        write_job(file, job)
+    plan = stages.directory / "plan.json"
+    plan.write_text(json.dumps([[str(file), None] for file in files]))
+    command = [sys.executable, "-m", "tests.ranks", str(plan)]
+    with socket.create_server(("", 0)) as server:
+        port = str(server.getsockname()[1])
+    ranks = [subprocess.Popen([*command, rank, port], cwd=ROOT) for rank in ("0", "1")]
+    assert [rank.wait(600) for rank in ranks] == [0, 0]
+    for job in jobs[:2]:
+        for one, other in zip(logged(straight), logged(job.run), strict=True):
+            assert other["loss"] == pytest.approx(one["loss"], rel=1e-2)
+            assert other["accuracy"] == pytest.approx(one["accuracy"], abs=0.04)
+        assert logged(job.run)[-1]["validation_accuracy"] == logged(straight)[-1]["validation_accuracy"]
+    for job in jobs[2:]:
+        for step in logged(job.run):
+            assert step["reward_mean"] == pytest.approx(step["reward_model_score"]) and step["reward_model_score"] != 0
 
 
 def test_a_reward_model_that_reads_otherwise_than_the_policy_writes_is_refused(stages, export, monkeypatch):

@@ -70,10 +70,8 @@ class Grpo(Strict):
 
     @model_validator(mode="after")
     def _compares_alike(self) -> "Grpo":
-        sums_after = self.multi_objective_aggregation == "normalize_then_sum"
-        if sums_after and not self.reward_weights.environment:
-            raise invalid("multi_objective_aggregation is for two rewards; give reward_weights.environment a weight")
-        if sums_after and (self.use_leave_one_out_baseline or not self.normalize_rewards):
+        otherwise = self.use_leave_one_out_baseline or not self.normalize_rewards
+        if otherwise and self.multi_objective_aggregation == "normalize_then_sum":
             raise invalid(
                 "normalize_then_sum divides each reward by its group's deviation from the group's mean; leave out "
                 "use_leave_one_out_baseline and normalize_rewards"

@@ -57,7 +57,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         **start,
     )
     if REWARD_MODEL in job.roles:
-        trainer.reward_func_names[-1] = REWARD_MODEL
+        trainer.reward_func_names[len(weights) - 1] = REWARD_MODEL
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
     by_length = partial(split_by_length, updates=job.config.updates_per_step)

@@ -1,16 +1,12 @@
 """Settings of reward models."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import TrlConfig, TrlTraining
 from scripts.backends.trl.dpo import PreferenceSettings, PreferenceTraining
-from scripts.recipe.model import RandomModel
 from scripts.recipe.strict import Strict, invalid
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 HELD_OUT = "held_out_accuracy"
 
@@ -56,9 +52,3 @@ class RewardSettings(PreferenceSettings, RewardTraining):
     def needs_export(self) -> str | None:
         """Say why the stage cannot start from a fresh model."""
         return "a reward model is a new head on a trained model"
-
-    def check_in(self, recipe: "Recipe", name: str) -> None:
-        """Raise PydanticCustomError where the recipe's model or blend does not fit."""
-        super().check_in(recipe, name)
-        if isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
-            raise invalid("no model with vision has a head for rewards", f"stages.{name}.algorithm")

@@ -3,12 +3,15 @@
 from typing import Any
 
 import torch
+from transformers import AutoModelForImageTextToText
 from trl import RewardConfig, RewardTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.reward import HELD_OUT
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.tokenization import lines_of
+from scripts.errors import UserError
+from scripts.model.loading import class_of
 
 
 class PairsTrainer(RewardTrainer):
@@ -36,6 +39,8 @@ class PairsTrainer(RewardTrainer):
 
 def make_trainer(job: TrainingJob) -> RewardTrainer:
     """Make the trainer of a reward model on pairs in file order, without a last incomplete batch."""
+    if class_of(job.parent_model) is AutoModelForImageTextToText:
+        raise UserError(f"{job.stage}: {job.parent_model} sees pictures, and no such model has a head for rewards")
     start, pairs = start_and_rows(job)
     arguments = RewardConfig(
         train_sampling_strategy="sequential",
