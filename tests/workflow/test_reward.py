@@ -180,10 +180,11 @@ def test_a_policy_that_the_reward_model_alone_pays_asks_no_environment(stages, e
 
 def test_two_processes_train_a_reward_model_and_are_paid_by_one_with_copies_and_with_shares(stages, straight, export):
     options, shares = {"nodes": 2, **stages.parent}, {"dtensor_cfg": Dtensor(enabled=True)}
-    jobs = [stages.job("rm", "rm.two", STEPS, planned=STEPS, **options)]
-    jobs.append(otherwise(stages.job("rm", "rm.shares", STEPS, planned=STEPS, **options), **shares))
-    jobs.append(replace(rlhf(stages, export, "rlhf.two", 2), nodes=2))
-    jobs.append(otherwise(replace(rlhf(stages, export, "rlhf.shares", 2), nodes=2), **shares))
+    copies = [stages.job("rm", "rm.two", STEPS, planned=STEPS, **options)]
+    copies.append(replace(rlhf(stages, export, "rlhf.two", 2), nodes=2))
+    shared = [stages.job("rm", "rm.shares", STEPS, planned=STEPS, **options)]
+    shared.append(replace(rlhf(stages, export, "rlhf.shares", 2), nodes=2))
+    jobs = [*copies, *(otherwise(job, **shares) for job in shared)]
     files = [stages.directory / f"job{number}" for number in range(len(jobs))]
     for file, job in zip(files, jobs, strict=True):
         write_job(file, job)
@@ -194,12 +195,12 @@ def test_two_processes_train_a_reward_model_and_are_paid_by_one_with_copies_and_
         port = str(server.getsockname()[1])
     ranks = [subprocess.Popen([*command, rank, port], cwd=ROOT) for rank in ("0", "1")]
     assert [rank.wait(600) for rank in ranks] == [0, 0]
-    for job in jobs[:2]:
+    for job in jobs[::2]:
         for one, other in zip(logged(straight), logged(job.run), strict=True):
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-2)
             assert other["accuracy"] == pytest.approx(one["accuracy"], abs=0.04)
         assert logged(job.run)[-1]["validation_accuracy"] == logged(straight)[-1]["validation_accuracy"]
-    for job in jobs[2:]:
+    for job in jobs[1::2]:
         for step in logged(job.run):
             assert step["reward_mean"] == pytest.approx(step["reward_model_score"]) and step["reward_model_score"] != 0
 
