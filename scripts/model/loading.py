@@ -33,10 +33,7 @@ def count_gpus(accelerator: str) -> int:
     return gpus
 
 
-AnyClass = type[AutoModelForCausalLM | AutoModelForImageTextToText | AutoModelForSequenceClassification]
-
-
-def class_of(folder: Path) -> AnyClass:
+def class_of(folder: Path) -> type:
     """Return the class that loads the model: a reward model, or a policy with or without vision."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     if has_reward_head(config.to_dict()):
