@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import ROOT, command_line, head
 from benchmarks.common import row as row_of
 from benchmarks.mutations import COMPOSED, SHAPES, Row, rows_of
-from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_demonstrations, tokenize_pairs
+from scripts.backends.trl.tokenization import Line, render_prompts, tokenize_answers, tokenize_demonstrations
 from scripts.data.check import Rules, check_files
 from scripts.data.compose import write_blend
 from scripts.data.published import PublishedFile
@@ -153,7 +153,7 @@ def differs(row: Row, kind: str, template: str, published: Row | None = None) ->
         wanted = made.apply_chat_template(prompt, add_generation_prompt=True, **options)
         ids = made(rendered["prompt"], add_special_tokens=False)["input_ids"]
         return None if ids == wanted else "the prompt's tokens"
-    made_of = tokenize_demonstrations if kind == "demonstrations" else tokenize_pairs
+    made_of = tokenize_demonstrations if kind == "demonstrations" else tokenize_answers
     (tokens,) = made_of(line, made, LONGEST, {})
     as_text = options | {"tokenize": False}
     texts = [made.apply_chat_template([*prompt, *answer], **as_text) for answer in answers]

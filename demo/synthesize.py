@@ -2,7 +2,8 @@
 
 Rows follow NeMo-Gym's contract (``agent_ref``, ``responses_create_params``, the verifier's fields). A share of the math
 rows are ``_hf_placeholder`` rows into two Parquet tables like DAPO-Math-17k and Skywork-OR1. The last `holdout` rows of
-a blend have prompts of no training row. A preference prefers the right answer to a spoilt one.
+a blend have prompts of no training row. A preference prefers the right answer to a spoilt one; an
+unpaired answer is either.
 """
 
 import argparse
@@ -33,6 +34,7 @@ DAPO_WRAPPER = (
 )
 CLEAN_SHARE = 0.75
 SPOILT_SHARE = 0.85
+WANTED_SHARE = 0.5
 
 
 class _Tables:
@@ -69,8 +71,8 @@ def is_held_out(environment: Environment, prompt: str) -> bool:
 
 def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
     """Return the rows of a blend in training order."""
-    if blend.kind == "preferences" and blend.pictures:
-        raise UserError(f"blend {name}: synthetic preferences have no pictures; leave out blends.{name}.pictures")
+    if blend.kind in ("preferences", "unpaired") and blend.pictures:
+        raise UserError(f"blend {name}: synthetic {blend.kind} have no pictures; leave out blends.{name}.pictures")
     if blend.rows is None or blend.rows <= blend.holdout:
         raise UserError(
             f"blend {name}: a synthetic blend needs rows greater than its holdout ({blend.holdout}), has {blend.rows}; "
@@ -110,6 +112,10 @@ def _row(
     agent = {"agent_ref": {"type": "responses_api_agents", "name": str(environment)}}
     if blend.kind == "preferences":
         return {"prompt": task.prompt, "chosen": task.answer, "rejected": _spoil(task, environment, blend, rng)}
+    if blend.kind == "unpaired":
+        label = rng.random() < WANTED_SHARE
+        answer = task.answer if label else _spoil(task, environment, blend, rng)
+        return {"prompt": task.prompt, "completion": answer, "label": label}
     if blend.kind == "demonstrations":
         answer = _spoil(task, environment, blend, rng) if spoilt else task.answer
         messages = [{"role": "user", "content": task.content}, {"role": "assistant", "content": answer}]

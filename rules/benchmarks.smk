@@ -3,8 +3,9 @@ from scripts.recipe.evaluation import files_of_task
 from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
+ANSWERING = [name for name in STAGES if RECIPE.stages[name].answers_prompts]
 # The pretrained model is scored too, so that the stages that start from it have a score before.
-BENCHMARKED = [*([MODEL] if MODEL in PRETRAINED else []), *STAGES] if TASKS else []
+BENCHMARKED = [*([MODEL] if MODEL in PRETRAINED else []), *ANSWERING] if TASKS else []
 PACKAGES = f"{os.getcwd()}/.lm-eval"
 
 

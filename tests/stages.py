@@ -34,8 +34,7 @@ class Stages:
             lines = (directory / "source" / mixed.name).read_bytes().splitlines(keepends=True)
             random.Random(1).shuffle(lines)
             mixed.write_bytes(b"".join(lines))
-            is_rewarded = blend.kind != "preferences"
-            folder = directory / name
+            folder, is_rewarded = directory / name, blend.names_environments
             described = fill_blend(mixed, directory / "source/tables", folder, blend.holdout, is_rewarded=is_rewarded)
             write_json(folder / "manifest.json", described)
 

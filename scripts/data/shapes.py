@@ -1,11 +1,12 @@
 """Make a row of a blend from a published row, by the names of its columns or the recipe's mapping.
 
 ======================================  =================  =============================  =======================
-columns                                 demonstrations     prompts                        preferences
+columns                                 demonstrations     prompts                        preferences, unpaired
 ======================================  =================  =============================  =======================
 messages                                the conversation   without the last answer
 prompt, completion; question, answer    both as messages   the prompt; expected_answer
 chosen, rejected, perhaps prompt                                                          prompt, and two answers
+prompt, completion, label                                                                 prompt, answer and label
 ======================================  =================  =============================  =======================
 
 ``tools``, ``images`` and ``agent_ref`` may be further columns. Rows of NeMo-Gym pass unchanged. An environment's own
@@ -77,7 +78,7 @@ class Mapper:
         self.fields = {each.name: each.required for each in fields(contract)} if contract else {}
         is_gym = kind == "prompts" and "responses_create_params" in names
         takes_all = is_gym or (kind == "prompts" and contract is None and not mapped)
-        known = {*CONTENT, *BESIDE, *self.fields}
+        known = {*CONTENT, *BESIDE, *self.fields, *(["label"] if kind == "unpaired" else [])}
         free = [name for name in names if name not in hidden and (takes_all or name in known)]
         self.column = {**mapped, **{name: name for name in free}}
         self.needed = list(dict.fromkeys([*heads.values(), *free]))
@@ -103,6 +104,11 @@ class Mapper:
                 self._pair,
                 {"chosen", "rejected"} <= there,
                 "chosen and rejected, and prompt where they do not begin with it",
+            ),
+            "unpaired": (
+                self._labelled,
+                self.asked and self.answered and "label" in there,
+                "prompt, completion and label",
             ),
         }[self.kind]
         if not fits:
@@ -230,6 +236,11 @@ class Mapper:
             messages = as_messages(request.get("input"), "user", "responses_create_params")
             row = row | {"responses_create_params": request | {"input": self._before_answer(published, messages)}}
         return row | self.rows.constants if self.rows.constants else row
+
+    def _labelled(self, published: Row) -> Row:
+        prompt = self._before_answer(published, self._messages(published, self.asked))
+        row = {"prompt": prompt, "completion": self._completion(published, self.answered)}
+        return row | {"label": self._value(published, "label")} | self._tools(published, flat=False)
 
     def _pair(self, published: Row) -> Row:
         chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))

@@ -132,6 +132,8 @@ def default_criteria(settings: StageSettings, steps: int, vocabulary: int) -> li
     if settings.algorithm == "sft" and steps >= 2 * WINDOW:
         uniform = round(UNIFORM * math.log(vocabulary), 3)
         criteria += [Criterion(metric="loss_ratio", max=1, action="warn"), Criterion(metric="final_loss", max=uniform)]
+    if settings.algorithm == "reward":
+        criteria.append(Criterion(metric="final_validation_accuracy", min=0.5))
     stated = {criterion.metric for criterion in settings.gate}
     return [criterion for criterion in criteria if criterion.metric not in stated and settings.default_gate]
 

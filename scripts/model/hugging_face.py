@@ -45,6 +45,11 @@ def chosen_files(names: Iterable[str]) -> list[str]:
     return sorted(weights | {name for pattern in PATTERNS for name in fnmatch.filter(names, pattern)})
 
 
+def has_reward_head(config: dict[str, Any]) -> bool:
+    """Whether a model's config.json is a reward model's: one score in place of the next token's probabilities."""
+    return any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+
+
 def check_model(folder: Path, like: Path | None = None) -> None:
     """Raise UserError for a folder that is no whole model, or whose tensors are not those of `like`.
 

@@ -1,13 +1,20 @@
-"""A policy in Hugging Face format, read from a folder."""
+"""A policy or reward model in Hugging Face format, read from a folder."""
 
 from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from scripts.errors import UserError
 from scripts.files import check_readable
+from scripts.model.hugging_face import has_reward_head
 
 
 def load_model(
@@ -26,7 +33,9 @@ def count_gpus(accelerator: str) -> int:
     return gpus
 
 
-def class_of(folder: Path) -> type[AutoModelForCausalLM | AutoModelForImageTextToText]:
-    """Return the class that loads the model, with or without vision."""
-    sees = hasattr(AutoConfig.from_pretrained(folder, local_files_only=True), "vision_config")
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+def class_of(folder: Path) -> type:
+    """Return the class that loads the model: a reward model, or a policy with or without vision."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if has_reward_head(config.to_dict()):
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM

@@ -32,10 +32,10 @@ class Benchmark(Files):
 class Blend(Rows):
     """A set of training data."""
 
-    kind: Literal["prompts", "demonstrations", "preferences"] = Field(
+    kind: Literal["prompts", "demonstrations", "preferences", "unpaired"] = Field(
         "prompts",
         description="prompts: rows that an environment rewards; demonstrations: rows with the answer to imitate; "
-        "preferences: rows with a better and a worse answer.",
+        "preferences: rows with a better and a worse answer; unpaired: rows with an answer and a label, wanted or not.",
     )
     environments: list[EnvironmentName] = Field([])
     """Environments whose rows the blend may hold; none: any (NeMo-Gym's own names are free)."""
@@ -116,8 +116,8 @@ class Blend(Rows):
         if self.sources and (self.source or self.file or self.shuffle):
             raise invalid("sources stand in for source and file, and are always mixed; leave these and shuffle out")
         for part in self.parts() if self.is_composed else ():
-            if self.kind == "preferences" and part.environment:
-                raise invalid("no environment rewards preferences; leave it out")
+            if self.kind in ("preferences", "unpaired") and part.environment:
+                raise invalid(f"no environment rewards {self.kind}; leave it out")
             if self.kind != "prompts" and part.constants:
                 raise invalid("constants are fields of prompts; leave them out")
             if part.environment and part.environment not in self.environments:

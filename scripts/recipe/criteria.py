@@ -29,6 +29,7 @@ _STATISTICS = {
     "gen_kl_error": ["max", "peak"],
     "token_mult_prob_error": ["max"],
     "validation_loss": ["final"],
+    "validation_accuracy": ["final"],
     "grad_norm": ["max"],
     "reward_std": ["final", "min"],
     "zero_variance_share": ["final", "max"],
@@ -50,7 +51,7 @@ STEP_METRICS = {
     f"{column.removesuffix('_mean')}_ratio" if statistic == "ratio" else f"{statistic}_{column}": StepMetric(
         "max" if statistic == "peak" else statistic,
         column,
-        1 if statistic == "peak" or column == "validation_loss" else WINDOW,
+        1 if statistic == "peak" or column.startswith("validation_") else WINDOW,
     )
     for column, statistics in _STATISTICS.items()
     for statistic in statistics
@@ -75,7 +76,7 @@ class Criterion(Strict):
     def _fits_its_metric(self) -> "Criterion":
         if self.min is None and self.max is None:
             raise invalid("a criterion needs min or max")
-        if self.metric.endswith(("_share", "_rate", "_failure_frequency")):
+        if self.metric.endswith(("_share", "_rate", "_failure_frequency", "_accuracy")):
             for bound in {self.min, self.max} - {None}:
                 if not 0 <= bound <= 1:
                     raise invalid(f"a bound of {bound:g} says nothing: {self.metric} lies between 0 and 1")

@@ -103,8 +103,9 @@ class Evaluation(Sampling):
         return self
 
     def scores(self, name: str, stage: "StageSettings") -> bool:
-        """Whether transformers loads the stage's export: as `stages` says, or else unless it is converted."""
-        return self.max_new_tokens is not None and (name in self.stages if self.stages else not stage.is_converted)
+        """Whether transformers samples from the stage's export: as `stages` says, or else unless it is converted."""
+        is_asked = name in self.stages if self.stages else not stage.is_converted
+        return self.max_new_tokens is not None and stage.answers_prompts and is_asked
 
     def blends_in(self, recipe: "Recipe") -> list[str]:
         """Return the blends of the scored validation rows."""

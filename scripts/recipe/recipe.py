@@ -219,6 +219,9 @@ class Recipe(Strict):
             trained = {*self.stages, *self.checkpoints, *self.choices}
             if stage.parent is not None and stage.parent not in trained:
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
+            if stage.parent and stage.answers_prompts and not self.settings_of(stage.parent).answers_prompts:
+                says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
+                raise invalid(says, f"stages.{name}.parent")
             for role, start in stage.roles.items():
                 if start not in trained and not self.model_named(start):
                     raise misnamed(f"stages.{name}.{role}", "stage or model", start, [*self.stages, *self.models])

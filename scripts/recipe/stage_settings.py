@@ -29,13 +29,8 @@ if TYPE_CHECKING:
     from scripts.recipe.site import Site
 
 DEFAULT_BACKEND = "trl"
-KINDS = {
-    "sft": "demonstrations",
-    "grpo": "prompts",
-    "distillation": "prompts",
-    "dpo": "preferences",
-    "mpo": "preferences",
-}
+KINDS = {"sft": "demonstrations", "grpo": "prompts", "distillation": "prompts", "kto": "unpaired"}
+KINDS |= dict.fromkeys(("dpo", "mpo", "reward"), "preferences")
 
 
 class Checkpointing(Strict):
@@ -171,6 +166,8 @@ class StageSettings(Training):
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
     is_rewarded_here: ClassVar[bool] = True
     """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
+    answers_prompts: ClassVar[bool] = True
+    """Whether the trained model answers prompts; a reward model scores answers."""
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
     ROLES: ClassVar[tuple[str, ...]] = ()

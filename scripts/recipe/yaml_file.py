@@ -21,7 +21,10 @@ SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
 SOURCES = ("synthetic", "hub", "folder")
-NEEDS = {"_tag_of()": "needs an algorithm: sft, grpo, dpo or mpo", "'kind'": "needs a kind: synthetic, hub or folder"}
+NEEDS = {
+    "_tag_of()": "needs an algorithm: sft, grpo, dpo, reward, ...",
+    "'kind'": "needs a kind: synthetic, hub or folder",
+}
 YAML_HINTS = {
     "mapping values are not allowed": "; put a text that holds a colon into quotes",
     "cannot start any token": "; indent with spaces, and put a text that begins with such a character into quotes",

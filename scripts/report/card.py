@@ -114,7 +114,7 @@ def _metadata(
     return ModelCardData(
         license=license_id,
         library_name="transformers",
-        pipeline_tag="text-generation",
+        pipeline_tag="text-classification" if chain[-1].settings.get("algorithm") == "reward" else "text-generation",
         base_model=base_model or next(filter(HUB_ID.fullmatch, base), None),
         datasets=datasets or None,
         tags=list(tags),

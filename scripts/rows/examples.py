@@ -1,4 +1,4 @@
-"""Contracts of demonstrations and preferences, and the preference of a row in any form."""
+"""Contracts of demonstrations, preferences and labelled answers, and the preference of a row in any form."""
 
 from dataclasses import dataclass
 from operator import itemgetter
@@ -129,6 +129,15 @@ class Pair(Struct):
     tools: list[ToolOffer] | None = None
 
 
+class Labelled(Struct, kw_only=True):
+    """TRL's `prompt`, `completion` and `label`, which says whether the completion is wanted."""
+
+    prompt: Text | Chat
+    completion: Text | Chat
+    label: bool
+    tools: list[ToolOffer] | None = None
+
+
 RANKED = "a context with ranked completions"
 PAIR_OF_TEXTS = "a prompt with chosen as a text and rejected as a text"
 
@@ -172,17 +181,28 @@ def preference_of(row: dict[str, Any]) -> Example:
         prompt, *answers = _of_pair(row)
     if answers[0] == answers[1]:
         raise broken(names[2], "the two are equal, so nothing is preferred")
-    for name, answer in zip(names[1:], answers, strict=True):
+    return _checked(Example(prompt, row.get("tools") or None, tuple(answers)), names)
+
+
+def labelled_of(row: dict[str, Any]) -> Example:
+    """Return prompt and completion of a `Labelled` row; ValueError for an answer that is not the assistant's."""
+    prompt, answer = messages_from(row["prompt"], "user"), messages_from(row["completion"], "assistant")
+    return _checked(Example(prompt, row.get("tools") or None, (answer,)), ("prompt", "completion"))
+
+
+def _checked(example: Example, names: tuple[str, ...]) -> Example:
+    """Return the example; ValueError names the field of a wrong message."""
+    for name, answer in zip(names[1:], example.answers, strict=True):
         if not answer or answer[0]["role"] != "assistant" or (last := answer[-1])["role"] != "assistant":
             raise broken(name, "must begin and end with the assistant's message")
         if not last.get("content") and not last.get("tool_calls"):
             raise broken(name, "ends with an empty message")
-    for name, messages in zip(names, (prompt, *answers), strict=True):
+    for name, messages in zip(names, (example.prompt, *example.answers), strict=True):
         for message in messages:
             content = message.get("content")
             if isinstance(content, list) and any(part["type"] == "input_image" for part in content):
                 raise broken(name, "shows a picture; preferences are of texts")
-    return Example(prompt, row.get("tools") or None, tuple(answers))
+    return example
 
 
 def _of_pair(row: dict[str, Any]) -> tuple[Messages, Messages, Messages]:

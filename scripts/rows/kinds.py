@@ -8,7 +8,17 @@ from typing import Any, ClassVar
 
 from scripts.installed import environments
 from scripts.recipe.environment import Environment
-from scripts.rows.examples import Demonstration, Example, Pair, Ranked, form_of, is_ranked, preference_of
+from scripts.rows.examples import (
+    Demonstration,
+    Example,
+    Labelled,
+    Pair,
+    Ranked,
+    form_of,
+    is_ranked,
+    labelled_of,
+    preference_of,
+)
 from scripts.rows.messages import messages_of, tools_of
 from scripts.rows.request import PromptRow, problem_of
 
@@ -39,6 +49,14 @@ class RowKind:
     def problem(self, row: Row, environment: str = "") -> str | None:
         """The first problem of a row, with its path; None for a good row of the `environment`."""
         raise NotImplementedError
+
+    def problem_of_example(self, row: Row) -> str | None:
+        """The first problem of a row with the fields and types of its kind."""
+        try:
+            self.example(row)
+        except ValueError as error:
+            return f"${error}"
+        return None
 
     def form(self, row: Row) -> str | None:
         """The form of a row, in words, where rows of the kind come in several; a blend has one form."""
@@ -87,17 +105,27 @@ class Preferences(RowKind):
 
     def problem(self, row: Row, environment: str = "") -> str | None:
         """What is wrong with either form of a pair."""
-        if problem := problem_of(row, Ranked if is_ranked(row) else Pair):
-            return problem
-        try:
-            preference_of(row)
-        except ValueError as error:
-            return f"${error}"
-        return None
+        return problem_of(row, Ranked if is_ranked(row) else Pair) or self.problem_of_example(row)
 
     def form(self, row: Row) -> str | None:
         """Ranked completions, or a pair of texts or messages."""
         return form_of(row)
 
 
-KINDS: dict[str, RowKind] = {kind.name: kind for kind in (Prompts(), Demonstrations(), Preferences())}
+class Unpaired(RowKind):
+    """An answer to a prompt, labelled as wanted or unwanted."""
+
+    name = "unpaired"
+    fields = frozenset({"label"})
+    is_rewarded = False
+
+    def example(self, row: Row) -> Example:
+        """The prompt and the answer."""
+        return labelled_of(row)
+
+    def problem(self, row: Row, environment: str = "") -> str | None:
+        """What is wrong with prompt, completion or label."""
+        return problem_of(row, Labelled) or self.problem_of_example(row)
+
+
+KINDS: dict[str, RowKind] = {kind.name: kind for kind in (Prompts(), Demonstrations(), Preferences(), Unpaired())}

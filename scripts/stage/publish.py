@@ -18,7 +18,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
-from scripts.model.hugging_face import INDEX, config_of, model_files
+from scripts.model.hugging_face import INDEX, config_of, has_reward_head, model_files
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
 from scripts.rows.chat_format import write_template
 from scripts.stage.rundir import FILES, Checkpoint
@@ -91,10 +91,11 @@ def code_among(files: dict[str, Any]) -> list[str]:
 def take_settings(model: Path, fresh: Path, chat_template: str | None = None) -> None:
     """Give a folder of weights a model's config, tokenizer, template and generation settings, to the byte.
 
-    The program that saved the weights may have changed them. The config keeps the weights' dtype; `chat_template`
-    replaces the model's.
+    The program that saved the weights may have changed them. The config keeps the weights' dtype, and a reward model
+    its config; `chat_template` replaces the model's.
     """
-    dtype = config_of(fresh).get("dtype")
+    own = config_of(fresh)
+    dtype = own.get("dtype")
     for path in fresh.iterdir():
         if not path.name.startswith("model"):
             path.unlink()
@@ -103,6 +104,8 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
             copy_file(path, fresh / path.name)
     if chat_template is not None:
         write_template(fresh, chat_template)
+    if has_reward_head(own):
+        return write_json(fresh / "config.json", own)
     config = config_of(model)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     if config.get(key) != dtype:

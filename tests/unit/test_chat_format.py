@@ -9,7 +9,7 @@ pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 from scripts.backends.nemo_rl.training import PASSTHROUGH
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, shown_row, text_of_rows
-from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations, tokenize_pairs
+from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_answers, tokenize_demonstrations
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_text, write_json
 from scripts.model.model_source import sync_source
@@ -126,7 +126,7 @@ def test_of_a_template_that_trl_has_marked_its_name_is_told_and_is_enough():
 )
 def test_a_row_of_which_nobody_can_tell_what_is_learnt_is_refused_with_its_line(chat_template, says):
     pair = {"prompt": "?", "chosen": "yes", "rejected": "no"}
-    for rows, made in (({"messages": TALK}, tokenize_demonstrations), (pair, tokenize_pairs)):
+    for rows, made in (({"messages": TALK}, tokenize_demonstrations), (pair, tokenize_answers)):
         with pytest.raises(UserError, match=f"^split.jsonl:7: .*{says}"):
             made([line(rows)], tokenizer(chat_template=chat_template), max_length=99, variables={})
 

@@ -138,6 +138,12 @@ def test_a_row_in_which_nothing_is_preferred_is_told(row, path, value, says):
     assert KINDS["preferences"].problem(changed(row, path, value)) == says
 
 
+@pytest.mark.parametrize(("path", "value", "says"), changes(ROWS["unpaired"]["cases"]))
+def test_a_single_answer_is_the_assistants_and_has_a_label(path, value, says):
+    row, kind = ROWS["unpaired"]["row"], KINDS["unpaired"]
+    assert kind.problem(row) is None and kind.problem(changed(row, path, value)) == says
+
+
 @cases("contract.forms", "row")
 def test_every_form_of_a_preference_is_the_same_preference(row):
     user, answer, other = (ROWS["common"][name] for name in ("user", "answer", "other"))

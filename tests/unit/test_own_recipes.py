@@ -17,6 +17,7 @@ from tests.conftest import ROOT
 RECIPES = [
     ("tiny-pretrained", "laptop", 2),
     ("tiny-tools", "laptop", 2),
+    ("tiny-rm", "laptop", 2),
     ("smollm2", "laptop", 2),
     ("qwen3-gsm8k", "gpu", 1),
     ("tulu3-8b", "gpu", 8),

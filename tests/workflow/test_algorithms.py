@@ -9,16 +9,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from datasets import Dataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from trl import SFTConfig  # noqa: E402
 
-from scripts.backends.trl import measuring  # noqa: E402
+from scripts.backends.trl import measuring, reward_trainer  # noqa: E402
 from scripts.backends.trl.dpo import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.dpo_trainer import losses  # noqa: E402
+from scripts.backends.trl.kto_trainer import with_others  # noqa: E402
 from scripts.backends.trl.measuring import leave_one_out  # noqa: E402
 from scripts.backends.trl.placing import check_shares  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
-from scripts.backends.trl.tokenization import Line, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.tokenization import Line, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.evaluate.score import rollouts  # noqa: E402
@@ -70,7 +72,10 @@ def stages(tmp_path_factory):
         yield made
 
 
-@pytest.fixture(scope="module", params=["sft", "dpo", "mpo", "text", "skipping", "vision", "distillation"])
+ALGORITHMS = ["sft", "dpo", "mpo", "kto", "text", "skipping", "vision", "distillation"]
+
+
+@pytest.fixture(scope="module", params=ALGORITHMS)
 def trained(request, stages):
     """A stage's name and its run directory after an undisturbed training, its learning rate by a cosine."""
     job = stages.job(request.param, f"{request.param}.straight", STEPS, planned=STEPS, **stages.parent)
@@ -210,6 +215,10 @@ def test_an_export_sees_without_the_run_directory(stages, trained, tmp_path):
 def test_preferences_start_at_the_parent(stages, trained):
     """The first step's loss is that of equal log-ratios, which pins the weights of the mixed losses too."""
     name, straight = trained
+    if name == "kto":
+        rows = [row for _, _, row in read_rows(stages.split("answers"))][:8]
+        weights = sum(0.5 * (1.0 if row["label"] else 1.5) for row in rows)
+        assert logged(straight)[0]["loss"] == pytest.approx(weights / 8, abs=1e-3)
     if name == "dpo":
         assert logged(straight)[0]["loss"] == pytest.approx(0.6931, abs=1e-3)
     if name == "mpo":
@@ -249,6 +258,43 @@ def test_losses_without_a_weight_are_not_computed():
     assert losses(Dpo(max_num_steps=1)) == (["sigmoid"], [1.0])
     assert losses(Dpo(max_num_steps=1, preference_average_log_probs=True)) == (["sigmoid_norm"], [1.0])
     assert losses(Mpo(max_num_steps=1)) == (["sigmoid", "bco_pair", "sft"], [0.8, 0.2, 1.0])
+    assert losses(Mpo(max_num_steps=1, loss_type="bco_pair")) == (["bco_pair", "bco_pair", "sft"], [0.8, 0.2, 1.0])
+
+
+FIRST = {"hinge": 1.0, "ipo": 100.0, "robust": 0.6931, "bco_pair": 1.3863, "sppo_hard": 200.0, "apo_zero": 1.0}
+FIRST |= {"nca_pair": 1.3863, "apo_down": 1.0, "discopop": 0.8466, "aot": 0.6931, "aot_unpaired": 0.6931}
+FIRST |= {"exo_pair": 0.5108}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_every_preference_loss_is_trls_by_its_name(stages, name):
+    """The first step's loss, where policy and reference are equal, by each paper's formula at beta 0.05."""
+    job = stages.job("dpo", f"dpo.{name}", 2, **stages.parent)
+    smoothing = {"label_smoothing": 0.1} if name in ("robust", "exo_pair") else {}
+    values = job.config.values()
+    values["dpo"] |= {"loss_type": name} | smoothing
+    train(replace(job, config=training_config(values)))
+    first, second = (step["loss"] for step in logged(job.run))
+    assert first == pytest.approx(FIRST[name], rel=1e-3) and second != first
+
+
+def test_a_loss_that_sorts_pairs_wants_them_at_once(stages):
+    job = in_micro_batches(stages.job("dpo", "dpo.sorted", 1, **stages.parent), 4)
+    values = job.config.values()
+    values["dpo"]["loss_type"] = "aot"
+    with pytest.raises(UserError, match="loss_type aot sorts the pairs that a process takes at once"):
+        train(replace(job, config=training_config(values)))
+
+
+def test_answers_of_other_rows_come_from_the_same_step():
+    rows = Dataset.from_dict({"completion_ids": [[place] for place in range(7)]})
+    assert [others for (others,) in with_others(rows, 3)["KL_completion_ids"]] == [2, 0, 1, 5, 3, 4, 6]
+
+
+def test_kto_wants_two_rows_at_once(stages):
+    job = in_micro_batches(stages.job("kto", "kto.single", 1, **stages.parent), 1)
+    with pytest.raises(UserError, match="KTO takes 2 rows a process at once or more"):
+        train(job)
 
 
 def test_every_form_of_a_preference_becomes_the_same_tokens():
@@ -258,7 +304,7 @@ def test_every_form_of_a_preference_becomes_the_same_tokens():
     whole = {name: asks + answer for name, answer in zip(("chosen", "rejected"), answers, strict=True)}
     rows = PAIR, RANKED, lists, whole
     lines = [Line(number, f"rows.jsonl:{number}", json.dumps(row), row) for number, row in enumerate(rows, 1)]
-    first, *others = tokenize_pairs(lines, tokenizer, max_length=64, variables={})
+    first, *others = tokenize_answers(lines, tokenizer, max_length=64, variables={})
     assert others == [first] * 3 and not first.pop("is_cut")
     assert {key: tokenizer.decode(ids) for key, ids in first.items()} == {
         "prompt_ids": "<|user|>2 or 3?<|end|><|assistant|>",
@@ -269,11 +315,11 @@ def test_every_form_of_a_preference_becomes_the_same_tokens():
 
 def test_a_pair_that_is_too_long_may_lose_the_end_of_its_answers():
     tokenizer, row = make_tokenizer(), PAIR | {"chosen": "3" * 90}
-    prompt = tokenize_pairs([Line(1, "rows.jsonl:1", "", PAIR)], tokenizer, max_length=64, variables={})[0][
+    prompt = tokenize_answers([Line(1, "rows.jsonl:1", "", PAIR)], tokenizer, max_length=64, variables={})[0][
         "prompt_ids"
     ]
     for longest in (64, len(prompt)):
-        (pair,) = tokenize_pairs(
+        (pair,) = tokenize_answers(
             [Line(1, "rows.jsonl:1", "", row)], tokenizer, max_length=longest, variables={}, cuts=True
         )
         assert len(pair["prompt_ids"]) + len(pair["chosen_ids"]) == longest and pair["rejected_ids"]
@@ -310,6 +356,12 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
         UserError, match=r"train-split.jsonl:\d+: shows a picture, but the recipe's model has no vision"
     ):
         train(blind)
+
+
+def test_a_model_that_sees_gets_no_head_for_rewards(stages):
+    job = stages.job("dpo", "dpo.head", 1, **stages.parent)
+    with pytest.raises(UserError, match=r"dpo: .* sees pictures, and no such model has a head for rewards"):
+        reward_trainer.make_trainer(job)
 
 
 def test_nodes_that_cannot_share_a_step_are_refused(stages):

@@ -12,7 +12,7 @@ from transformers import GenerationMixin  # noqa: E402
 from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
 from scripts.backends.trl.shown import shown_rows  # noqa: E402
-from scripts.backends.trl.tokenization import PAIRS, Line, tokenize_demonstrations, tokenize_pairs  # noqa: E402
+from scripts.backends.trl.tokenization import ANSWERS, Line, tokenize_answers, tokenize_demonstrations  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.evaluate.score import rollouts  # noqa: E402
 from scripts.files import read_json, write_json  # noqa: E402
@@ -69,14 +69,14 @@ def test_demonstrations_are_to_us_what_they_are_to_trl(model, tmp_path, assistan
 
 def test_pairs_are_to_us_what_they_are_to_trl(model, tmp_path):
     tokenizer = load_processor(model)
-    (ours,) = tokenize_pairs([line(PAIR)], tokenizer, 999, {})
+    (ours,) = tokenize_answers([line(PAIR)], tokenizer, 999, {})
     assert not ours.pop("is_cut")
     arguments = DPOConfig(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     trainer = DPOTrainer(
         str(model), args=arguments, train_dataset=Dataset.from_list([PAIR]), processing_class=tokenizer
     )
     theirs = trainer.train_dataset[0]
-    assert all(ours[name] == theirs[name] for name in PAIRS.names)
+    assert all(ours[name] == theirs[name] for name in ANSWERS["preferences"].names)
     whole = by_transformers(tokenizer, PAIR["prompt"] + PAIR["chosen"])
     assert ours["prompt_ids"] + ours["chosen_ids"] == whole
 

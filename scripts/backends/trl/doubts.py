@@ -1,11 +1,14 @@
-"""Settings that ruin a training or its scores, told in figures before the stage trains."""
+"""Settings and reward models that ruin a training or its scores, told before the stage trains."""
 
 from collections.abc import Iterator
 from itertools import islice
 
+from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
+from scripts.model.hugging_face import config_of, has_reward_head
 from scripts.model.lengths import TokenCounter
-from scripts.rows.chat_format import chat_template_of
+from scripts.model.shape import Shape
+from scripts.rows.chat_format import ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
 from scripts.stage.stage import Stage
@@ -39,3 +42,16 @@ def doubts(stage: Stage) -> Iterator[str]:
     limit = sampling.max_new_tokens if sampling else None
     if limit and lengths and (share := sum(length >= limit for length in lengths) / len(lengths)) >= MANY:
         yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
+
+
+def unfit_reward_model(stage: Stage, policy: ChatFormat | None) -> list[str]:
+    """Return in a line why the stage's reward model cannot read responses in the policy's chat format."""
+    if (folder := stage.role_exports.get(REWARD_MODEL)) is None:
+        return []
+    at, longest = f"reward_model {stage.settings.reward_model}", stage.config.max_length
+    if not has_reward_head(config_of(folder)):
+        return [f"{at} has no head for rewards ({folder}/config.json, architectures); name a stage of algorithm reward"]
+    if policy is not None and (changes := policy.changes(ChatFormat.of(folder))):
+        return [f"{at} reads otherwise than the policy writes: {'; '.join(changes)}; train both from one model"]
+    context = Shape.of_folder(folder).context or longest
+    return [f"{at} reads {context} tokens, but policy.max_total_sequence_length is {longest}"] * (context < longest)

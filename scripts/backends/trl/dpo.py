@@ -1,7 +1,7 @@
-"""Settings of direct and mixed preference optimisation, and the tokens of pairs."""
+"""Settings of direct and mixed preference optimisation, and the tokens of answers."""
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -14,13 +14,21 @@ from scripts.rows.chat_format import tokenizer_of
 class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
-    train_global_batch_size: PositiveInt = Field(description="Pairs a step.")
+    train_global_batch_size: PositiveInt = Field(description="Rows, pairs or single answers, a step.")
     truncation_mode: Literal["keep_start"] | None = None
-    """Keep the start of answers too long after their prompt; none: the pair is refused."""
+    """Keep the start of answers too long after their prompt; none: the row is refused."""
+
+
+SMOOTHED = ("robust", "exo_pair", "aot", "aot_unpaired")
+Loss = Literal[
+    "sigmoid", "hinge", "ipo", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down", "discopop", *SMOOTHED
+]
 
 
 class Dpo(Strict):
     """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
+
+    ADDED = ("loss_type", "label_smoothing")
 
     max_num_steps: PositiveInt
     reference_policy_kl_penalty: PositiveFloat = Field(0.05, description="beta: the price of leaving the parent.")
@@ -29,6 +37,19 @@ class Dpo(Strict):
     """Of the chosen answers' negative log-likelihood, mean over their tokens."""
     preference_average_log_probs: bool = False
     """Divide an answer's log-probability by the answer's length in the preference loss."""
+    loss_type: Loss = Field("sigmoid", description="The preference loss, by TRL's name (docs/algorithms.md).")
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs that are taken to be the wrong way round, of robust, exo_pair, aot and aot_unpaired."""
+
+    @model_validator(mode="after")
+    def _fits_its_loss(self) -> "Dpo":
+        if self.preference_average_log_probs and self.loss_type != "sigmoid":
+            raise invalid(f"preference_average_log_probs is for loss_type: sigmoid, not {self.loss_type}; leave it out")
+        if self.label_smoothing and self.loss_type not in SMOOTHED:
+            raise invalid(f"label_smoothing is for loss_type {', '.join(SMOOTHED)}; leave it out")
+        if not self.label_smoothing and self.loss_type in ("robust", "exo_pair"):
+            raise invalid(f"loss_type {self.loss_type} needs a label_smoothing above 0")
+        return self
 
     @model_validator(mode="after")
     def _learns_something(self) -> "Dpo":
@@ -49,33 +70,38 @@ class Mpo(Dpo):
 
 
 class PreferenceTraining(TrlTraining):
-    """DPO and MPO: pairs of answers, a reference, one trainer."""
+    """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
     trainer = "scripts.backends.trl.dpo_trainer"
+    joined: ClassVar[bool] = False
+    """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
     has_reference = True
 
     policy: PreferencePolicy
 
     def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Tokenize pairs."""
-        from scripts.backends.trl.tokenization import PAIRS, tokenize_pairs  # noqa: PLC0415
+        """Tokenize answers."""
+        from scripts.backends.trl.tokenization import ANSWERS, tokenize_answers  # noqa: PLC0415
 
-        return PAIRS, partial(
-            tokenize_pairs,
+        return ANSWERS[self.kind], partial(
+            tokenize_answers,
             processor=tokenizer_of(processor),
             max_length=self.max_length,
             variables=self.policy.tokenizer.chat_template_kwargs,
             cuts=self.policy.truncation_mode == "keep_start",
+            kind=self.kind,
+            joined=self.joined,
         )
 
     def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return prompt, chosen and rejected answer."""
-        return [(name, name != "prompt", row[f"{name}_ids"]) for name in ("prompt", "chosen", "rejected")]
+        """Return prompt and answers."""
+        ids = {column.removesuffix("_ids"): row[column] for column in row if column.endswith("_ids")}
+        return [(name, name != "prompt", tokens) for name, tokens in ids.items() if tokens]
 
 
 class PreferenceSettings(TrlSettings):
-    """Settings of DPO and MPO."""
+    """Settings of stages that learn from answers."""
 
     @property
     def needs_export(self) -> str | None:

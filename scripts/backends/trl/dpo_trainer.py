@@ -8,7 +8,8 @@ from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.dpo import Dpo
-from scripts.backends.trl.setup import shared_arguments, start_and_rows
+from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
+from scripts.errors import UserError
 
 
 class TokenizedPairsTrainer(DPOTrainer):
@@ -48,14 +49,20 @@ def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def make_trainer(job: TrainingJob) -> DPOTrainer:
     """Make the trainer of DPO or MPO on pairs in file order, without a last incomplete batch."""
-    start, pairs = start_and_rows(job)
     loss_types, loss_weights = losses(job.config.section)
+    if {"aot", "aot_unpaired"} & {*loss_types} and shares_of(job)[0] < job.config.rows_per_update:
+        raise UserError(
+            f"{job.stage}: loss_type {loss_types[0]} sorts the pairs that a process takes at once; train it in one "
+            "process, without policy.train_micro_batch_size"
+        )
+    start, pairs = start_and_rows(job)
     arguments = DPOConfig(
         train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=job.config.max_length,
         beta=job.config.section.reference_policy_kl_penalty,
         loss_type=loss_types,
+        label_smoothing=job.config.section.label_smoothing,
         loss_weights=loss_weights,
         **shared_arguments(job),
     )
@@ -64,11 +71,11 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
 
 def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     """Return TRL's names of the losses with a weight, and the weights."""
-    preference = "sigmoid_norm" if settings.preference_average_log_probs else "sigmoid"
-    named = {
-        preference: settings.preference_loss_weight,
-        "bco_pair": getattr(settings, "bco_loss_weight", 0),
-        "sft": settings.sft_loss_weight,
-    }
-    weighted = {name: weight for name, weight in named.items() if weight}
-    return list(weighted), list(weighted.values())
+    preference = "sigmoid_norm" if settings.preference_average_log_probs else settings.loss_type
+    named = [
+        (preference, settings.preference_loss_weight),
+        ("bco_pair", getattr(settings, "bco_loss_weight", 0)),
+        ("sft", settings.sft_loss_weight),
+    ]
+    weighted = [(name, weight) for name, weight in named if weight]
+    return [name for name, _ in weighted], [weight for _, weight in weighted]

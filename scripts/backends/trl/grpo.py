@@ -1,6 +1,6 @@
 """Settings of group relative policy optimisation."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -10,11 +10,15 @@ from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.reward_probe import Probe
 from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Name, Strict, invalid
+
+if TYPE_CHECKING:
+    from scripts.recipe.recipe import Recipe
 
 ENVIRONMENT_PREFIX, DIVERGENCE_PREFIX = "environment/", "divergence/"
 UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
+REWARD_MODEL = "reward_model"
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
@@ -28,8 +32,17 @@ class GrpoPolicy(RolloutPolicy):
     )
 
 
+class RewardWeights(Strict):
+    """Weights of the rewards of a stage with a reward model; a reward without weight is not asked for."""
+
+    environment: NonNegativeFloat = 1.0
+    reward_model: PositiveFloat = 1.0
+
+
 class Grpo(Strict):
     """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
+
+    ADDED = ("reward_weights", "multi_objective_aggregation")
 
     num_prompts_per_step: PositiveInt
     num_generations_per_prompt: int = Field(ge=2)
@@ -38,6 +51,19 @@ class Grpo(Strict):
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")
     use_leave_one_out_baseline: bool = False
     """Measure a response by the rest of the group (arXiv:2402.14740)."""
+    reward_weights: RewardWeights = RewardWeights()
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    """Of two rewards; normalize_then_sum: compare each within its group first (GDPO, arXiv:2601.05242)."""
+
+    @model_validator(mode="after")
+    def _compares_alike(self) -> "Grpo":
+        otherwise = self.use_leave_one_out_baseline or not self.normalize_rewards
+        if otherwise and self.multi_objective_aggregation == "normalize_then_sum":
+            raise invalid(
+                "normalize_then_sum divides each reward by its group's deviation from the group's mean; leave out "
+                "use_leave_one_out_baseline and normalize_rewards"
+            )
+        return self
 
 
 class GrpoLoss(Strict):
@@ -81,6 +107,7 @@ class GrpoTraining(RolloutTraining):
         "tools/call_frequency": "tool_call_frequency",
         "tools/failure_frequency": "tool_failure_frequency",
         UNJUDGED: "unjudged_share",
+        f"rewards/{REWARD_MODEL}/mean": "reward_model_score",
         **{name: name for name in MISMATCH},
     }
 
@@ -141,9 +168,11 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
     config_model = GrpoConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
+    ROLES = (REWARD_MODEL,)
 
     gone = JUDGES_GONE
 
+    reward_model: Name | None = Field(None, description="A stage of algorithm reward that rewards the rollouts.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
 
@@ -163,9 +192,19 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
             del values["loss_fn"]["truncated_importance_sampling_ratio"]
         return values
 
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError where the recipe and the stage do not fit, or its reward model is none."""
+        super().check_in(recipe, name)
+        scores = self.reward_model
+        if scores and not recipe.model_named(scores) and recipe.settings_of(scores).answers_prompts:
+            says = f"{scores} answers prompts; name a stage of algorithm reward"
+            raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
+
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":
         check_gym(self.gym, self.gym_servers)
+        if self.reward_model is None and self.grpo.model_dump(include={*Grpo.ADDED}, exclude_defaults=True):
+            raise invalid(f"grpo.{' and grpo.'.join(Grpo.ADDED)} are for a stage with a reward_model")
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
         return self

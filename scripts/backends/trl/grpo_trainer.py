@@ -23,7 +23,9 @@ from trl.trainer import grpo_trainer as trl_grpo
 from trl.trainer.utils import split_tensor_dict
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.measuring import MeasuringTrainer, environment_reward
+from scripts.backends.trl.grpo import REWARD_MODEL
+from scripts.backends.trl.measuring import MeasuringTrainer
+from scripts.backends.trl.rewarding import rewards_of
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.backends.trl.skipping import split_by_length
 from scripts.errors import UserError
@@ -44,13 +46,18 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         prepare_for_tools(start["processing_class"])
         factories[ONE_MESSAGE] = OneMessage
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    train_dataset = _with_tools(rows) if factories else with_pictures(rows, job.train_split)
+    rewards, readers, weights = rewards_of(job, in_messages=train_dataset is not rows)
     trainer = MeasuringTrainer(
-        reward_funcs=[environment_reward(grpo.num_generations_per_prompt, job.train_split)],
-        args=_arguments(job),
-        train_dataset=_with_tools(rows) if factories else with_pictures(rows, job.train_split),
+        reward_funcs=rewards,
+        reward_processing_classes=readers,
+        args=_arguments(job, weights),
+        train_dataset=train_dataset,
         environment_factory=factories or None,
         **start,
     )
+    if REWARD_MODEL in job.roles:
+        trainer.reward_func_names[len(weights) - 1] = REWARD_MODEL
     trainer.longest_prompt = job.config.longest_prompt
     trainer.grpo = grpo
     by_length = partial(split_by_length, updates=job.config.updates_per_step)
@@ -113,7 +120,7 @@ def _with_tools(rows: Dataset) -> Dataset:
     return rows.with_transform(made)
 
 
-def _arguments(job: TrainingJob) -> GRPOConfig:
+def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
     grpo, loss = job.config.grpo, job.config.loss_fn
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
@@ -126,6 +133,8 @@ def _arguments(job: TrainingJob) -> GRPOConfig:
         importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
+        reward_weights=reward_weights,
+        multi_objective_aggregation=grpo.multi_objective_aggregation,
         mask_truncated_completions=grpo.overlong_filtering,
         num_iterations=1,
         vllm_importance_sampling_mode="sequence_truncate"

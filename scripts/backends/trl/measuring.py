@@ -51,6 +51,12 @@ class MeasuringTrainer(GRPOTrainer):
                 completion[0] = {"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}
         return super()._tool_call_loop(prompts, *arguments)
 
+    def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
+        started = time.monotonic()
+        rewards = super()._calculate_rewards(*arguments)
+        self._metrics["train"][REWARD_SECONDS].append(time.monotonic() - started)
+        return rewards
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
@@ -102,8 +108,8 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
     """Return a TRL reward function: environments reward the `group_size` completions of a prompt together.
 
     The function takes a step's completions (of this rank), their rows as JSON and the rows' lines in `split`.
-    Logged are each group's mean reward under its environment's name (TRL averages over all ranks' groups), the
-    seconds, and the share of responses that could not be judged, with a warning at the first.
+    Logged are each group's mean reward under its environment's name (TRL averages over all ranks' groups), and the
+    share of responses that could not be judged, with a warning at the first.
     """
     warned: list[str] = []
 
@@ -119,9 +125,7 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
         responses = [_response(*given) for given in zip(completions, episodes, strict=True)]
         starts = range(0, len(row), group_size)
         groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
-        started = time.monotonic()
         rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
-        log_metric(REWARD_SECONDS, time.monotonic() - started)
         for (fields, _), group in zip(groups, rewards, strict=True):
             log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
         values = [value for group in rewards for value in group]

@@ -164,13 +164,14 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
         return "", True
     (capacity, where), (tokens, are_counted) = _capacity(stage, site), longest_sequence(stage, model)
     placed = ranks_on(site, stage)[1], None if site.accelerator == "cpu" else capacity or 0
-    parts = estimate(shape, stage.settings, tokens, *placed) | _teacher(stage, shape, site)
+    frozen = _teacher(stage, shape, site) | _reward_model(stage)
+    parts = estimate(shape, stage.settings, tokens, *placed) | frozen
     needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
     of = "tokens of its longest row" if are_counted else "tokens, the limit of a row"
     says = f"{stage.name}: a process needs about {amount(needed)} ({told}) at {tokens} {of}"
     if capacity is None or needed <= capacity:
         return says + (f" of the {amount(capacity)} of {where}" if capacity else ""), True
-    least = parts if are_counted else estimate(shape, stage.settings, 1, *placed)
+    least = parts if are_counted else estimate(shape, stage.settings, 1, *placed) | frozen
     exact = least["weights"] + least["moments"]
     is_hopeless = exact + (sum(least.values()) - exact) / ERROR > capacity
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False if is_hopeless else None
@@ -185,6 +186,15 @@ def _teacher(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
     found = [tensors_of(folder).values() for folder in teachers if (folder / "config.json").is_file()]
     sizes = [sum(math.prod(widths) for _, widths in tensors) for tensors in found]
     return {"teacher": width * max(sizes, default=shape.parameters)}
+
+
+def _reward_model(stage: Stage) -> dict[str, float]:
+    """Return the bytes of a stage's reward model, whole in every process; nothing before there is one."""
+    folder = stage.role_exports.get("reward_model")
+    if folder is None or not (folder / "config.json").is_file():
+        return {}
+    width = 2 if stage.config.policy.precision == "bfloat16" else 4
+    return {"reward model": width * Shape.of_folder(folder).parameters}
 
 
 def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:

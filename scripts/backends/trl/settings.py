@@ -3,6 +3,8 @@
 from scripts.backends.trl.distillation import DistillationSettings
 from scripts.backends.trl.dpo import DpoSettings, MpoSettings
 from scripts.backends.trl.grpo import GrpoSettings
+from scripts.backends.trl.kto import KtoSettings
+from scripts.backends.trl.reward import RewardSettings
 from scripts.backends.trl.sft import SftSettings
 
 STAGES = {
@@ -11,4 +13,6 @@ STAGES = {
     "distillation": DistillationSettings,
     "dpo": DpoSettings,
     "mpo": MpoSettings,
+    "kto": KtoSettings,
+    "reward": RewardSettings,
 }

@@ -15,14 +15,18 @@ from PIL import Image
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
-from scripts.rows.examples import preference_of
 from scripts.rows.jsonl import read_rows
+from scripts.rows.kinds import KINDS
 from scripts.rows.messages import common_length, text_of, tools_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render
 
 TOKENS = pa.list_(pa.int32())
 DEMONSTRATIONS = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
-PAIRS = pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS))
+ANSWERS = {
+    "preferences": pa.schema(dict.fromkeys(("prompt_ids", "chosen_ids", "rejected_ids"), TOKENS)),
+    "unpaired": pa.schema({"prompt_ids": TOKENS, "completion_ids": TOKENS, "label": pa.bool_()}),
+}
+"""The columns of tokenized answers by kind of row: prompt, answers, and the row's own fields."""
 PROMPTS = pa.schema({"prompt": pa.string(), "row": pa.string(), "line": pa.int64(), "has_pictures": pa.bool_()})
 IGNORED = -100
 """The label of a token that is not learnt."""
@@ -147,24 +151,31 @@ def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> Non
     )
 
 
-def tokenize_pairs(
-    lines: list[Line], processor: Any, max_length: int, variables: TemplateVariables, cuts: bool = False
+def tokenize_answers(
+    lines: list[Line],
+    processor: Any,
+    max_length: int,
+    variables: TemplateVariables,
+    cuts: bool = False,
+    kind: str = "preferences",
+    joined: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the tokens of prompts, chosen and rejected answers, tokenized apart as the model generates.
+    """Return the tokens of prompts and answers, tokenized apart as the model generates.
 
-    A pair above `max_length` is a UserError; with `cuts` answers lose their end, and a prompt without room for an
-    answer its start.
+    With `joined` an answer begins with the prompt, tokenized together as a reward model reads them. A row above
+    `max_length` is a UserError; with `cuts` answers lose their end, and a prompt without room for an answer its start.
     """
-    rows = []
+    rows, columns = [], ANSWERS[kind].names
+    names = [column.removesuffix("_ids") for column in columns if column.endswith("_ids")]
     for line in lines:
-        pair = preference_of(line.row)
+        pair = KINDS[kind].example(line.row)
         options = {"tools": pair.tools, **variables}
         prompt = _prompt(line, as_chat(pair.prompt), processor, options)
-        texts = [prompt]
-        for name, answer in zip(("chosen", "rejected"), pair.answers, strict=True):
+        texts = ["" if joined else prompt]
+        for name, answer in zip(names[1:], pair.answers, strict=True):
             text = _text(line, as_chat([*pair.prompt, *answer]), processor, options)
             _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
-            texts.append(text.removeprefix(prompt))
+            texts.append(text if joined else text.removeprefix(prompt))
         prompt_ids, *answers = token_ids(texts, processor)
         length = len(prompt_ids) + max(map(len, answers))
         if cuts:
@@ -175,8 +186,10 @@ def tokenize_pairs(
                 f"{line.place}: prompt and answer have {length} tokens, more than the {max_length} of "
                 "policy.max_total_sequence_length; raise that, drop the row, or set policy.truncation_mode: keep_start"
             )
-        names = *PAIRS.names, "is_cut"
-        rows.append(dict(zip(names, (prompt_ids, *answers, length > max_length), strict=True)))
+        row = {f"{name}_ids": ids for name, ids in zip(names, (prompt_ids, *answers), strict=True)}
+        rows.append(
+            row | {name: line.row[name] for name in columns if name not in row} | {"is_cut": length > max_length}
+        )
     return rows
 
 
