@@ -15,7 +15,10 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from scripts.backends.trl.merging import MergeConfig, Merging, misfit
+from scripts.files import read_json
 from scripts.recipe.expand import expand
+from scripts.stage.progress import read_log
+from scripts.stage.rundir import FILES, newest_checkpoint
 from tests.conftest import ROOT
 from tests.pretrained import save_pretrained
 
@@ -243,3 +246,37 @@ def test_shares_by_a_grid_are_a_sweep():
         for variant, point in zip(variants, points, strict=True):
             shares = config_of(merge=made["stages"][variant]["merge"]).merge
             assert shares == point.get("merge", {key.removeprefix("merge."): value for key, value in point.items()})
+
+
+KILLED = """
+import os, signal, sys; from pathlib import Path; from types import SimpleNamespace
+from scripts.backends.trl import merge_weights; from scripts.backends.trl.merging import MergeConfig
+run, a, b, shards = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+save, written = merge_weights.save_file, []
+def saved(*arguments, **options):
+    save(*arguments, **options)
+    written.append(1)
+    if len(written) == shards:
+        os.kill(os.getpid(), signal.SIGKILL)
+merge_weights.save_file = saved
+config = MergeConfig.model_validate({"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}})
+roles = {"merge.a": a, "merge.b": b}
+merge_weights.merge_exports(SimpleNamespace(stage="soup", config=config, roles=roles, parent_model=None, run=run, threads=1))
+"""
+
+
+def test_a_killed_merge_leaves_no_checkpoint_and_is_made_again_to_the_bit(models, tmp_path):
+    def merge(run: Path, shards: int) -> int:
+        run.mkdir(exist_ok=True)
+        command = [sys.executable, "-c", KILLED, run, *models[1:3], str(shards)]
+        return subprocess.run(command, check=False, cwd=ROOT, env=os.environ).returncode
+
+    assert merge(tmp_path / "straight", 0) == 0
+    assert merge(tmp_path / "killed", 3) == -9
+    assert newest_checkpoint(tmp_path / "killed") is None
+    assert merge(tmp_path / "killed", 0) == 0
+    first, second = (newest_checkpoint(tmp_path / run) for run in ("straight", "killed"))
+    assert (first.step, read_json(first.path / FILES)) == (1, read_json(second.path / FILES))
+    left = sorted(path.name for path in (tmp_path / "killed").iterdir())
+    assert left == ["checkpoints", "metrics.jsonl"]
+    assert [entry["step"] for entry in read_log(tmp_path / "killed/metrics.jsonl")] == [1]
