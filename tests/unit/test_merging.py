@@ -231,6 +231,7 @@ def test_parts_are_merged_in_the_order_of_a_stored_config():
     assert config_of(merge={"b": 0.7, "a": 0.3}).parts == {"merge.a": 0.3, "merge.b": 0.7}
     thirds = config_of(merge={"a": 0.333333, "b": 0.333333, "c": 0.333334})
     assert (thirds.planned_step(None), thirds.kind, thirds.rows_per_step) == (1, None, 0)
+    assert thirds.samples_per_step == 1, "the seconds of another merge tell of this one"
 
 
 def test_shares_by_a_grid_are_a_sweep():

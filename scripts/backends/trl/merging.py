@@ -55,6 +55,7 @@ class MergeTraining(Training):
 
     kind: ClassVar[None] = None
     rows_per_step: ClassVar[int] = 0
+    samples_per_step: ClassVar[int] = 1
     max_length: ClassVar[int] = 0
 
     @field_validator("merge")
@@ -88,6 +89,7 @@ class MergeSettings(StageSettings, MergeTraining):
     """A stage that merges exports of one shape."""
 
     config_model = MergeConfig
+    is_rewarded_here = False
     ROLES: ClassVar[tuple[str, ...]] = ("merge",)
 
     blend: None = None
