@@ -54,8 +54,8 @@ def benchmarks_of_parent(wildcards):
     """Scores of what a stage starts from: its parent, or the pretrained model; nothing for that model itself."""
     if wildcards.stage == MODEL:
         return []
-    start = parent_of(wildcards) or (MODEL if model_of_root(wildcards) else None)
-    return f"{RESULTS}/{start}/benchmarks.json" if start else []
+    start = before_of(wildcards) or (MODEL if model_of_root(wildcards) else None)
+    return f"{RESULTS}/{start}/benchmarks.json" if start and start not in RECIPE.models else []
 
 
 rule score_tasks:

@@ -72,6 +72,11 @@ def parent_of(wildcards):
     return settings_of(wildcards).parent
 
 
+def before_of(wildcards):
+    """The start whose scores are those before the stage."""
+    return settings_of(wildcards).before
+
+
 def of_parent(name):
     """An input function: a file of the parent's directory; nothing for a stage without a parent."""
 

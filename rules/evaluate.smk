@@ -13,21 +13,24 @@ def of_scored_parent(name):
     """An input function: a file of the parent's directory, where the parent gets held-out scores."""
 
     def inputs(wildcards):
-        parent = parent_of(wildcards)
-        return f"{RESULTS}/{parent}/{name}" if parent and RECIPE.is_scored(parent) else []
+        before = before_of(wildcards)
+        return f"{RESULTS}/{before}/{name}" if before and RECIPE.is_scored(before) else []
 
     return inputs
 
 
 def model_before(wildcards):
     """The export that a stage starts from, to be scored too where no parent's scores speak for it."""
-    parent = parent_of(wildcards)
-    return [] if parent and RECIPE.is_scored(parent) else starting_export(wildcards)
+    before = before_of(wildcards)
+    if before and RECIPE.is_scored(before):
+        return []
+    return f"{RESULTS}/{before}/hf/record.json" if before else model_of_root(wildcards)
 
 
 def config_of_root(wildcards):
     """The config of a stage that starts from a fresh model, which it describes."""
-    return [] if starting_export(wildcards) else f"{RESULTS}/{wildcards.stage}/config.yaml"
+    is_export = before_of(wildcards) or model_of_root(wildcards)
+    return [] if is_export else f"{RESULTS}/{wildcards.stage}/config.yaml"
 
 
 rule evaluate:
@@ -70,14 +73,16 @@ rule evaluate:
 def root_of(wildcards):
     """The first stage of the chain; of chosen ones the choice, in whose folder lies the config of the chosen."""
     stage = stage_of(wildcards)
-    while stage.parent:
-        stage = stage.parent
+    while (before := stage.settings.before) and not RECIPE.model_named(before):
+        stage = Stage(RECIPE, Path(RESULTS), before, root=Path(CONFIG.results))
     return stage
 
 
 def model_of_chain(wildcards):
     """The export that the chain starts from; nothing where that is a fresh model."""
-    model = root_of(wildcards).parent_export_record
+    root = root_of(wildcards)
+    before = root.settings.before
+    model = root.paths.sibling(before).export_record if before else root.parent_export_record
     return str(model) if model else []
 
 

@@ -328,7 +328,9 @@ class Recipe(Strict):
         return self.evaluation.blends_in(self) if self.evaluation else []
 
     def is_scored(self, name: str) -> bool:
-        """Whether a stage, checkpoint or choice gets held-out scores."""
+        """Whether a stage, checkpoint or choice gets held-out scores; a model gets none of its own."""
+        if self.model_named(name):
+            return False
         while name not in self.stages:
             name = self._before(name)[0]
         return bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))

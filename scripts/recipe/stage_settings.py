@@ -221,6 +221,11 @@ class StageSettings(Training):
         return found
 
     @property
+    def before(self) -> str | None:
+        """The start whose scores are those before the stage; None: the recipe's model."""
+        return self.parent
+
+    @property
     def starts(self) -> list[str]:
         """Return the stages, checkpoints, choices and models needed, the parent first."""
         return [*dict.fromkeys([*([self.parent] if self.parent else []), *self.roles.values()])]

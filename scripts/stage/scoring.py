@@ -28,7 +28,7 @@ def seconds_to_score(recipe: Recipe, results: Path, states: Mapping[str, StageSt
         records = {blend: results / "data" / blend / "manifest.json" for blend in recipe.blends}
         manifests = {blend: read for blend, path in records.items() if (read := read_if_there(path, Manifest))}
         for name, settings in recipe.stages.items() if recipe.evaluation else ():
-            paths, begun = StagePaths(results / name), settings.parent and recipe.is_scored(settings.parent)
+            paths, begun = StagePaths(results / name), settings.before and recipe.is_scored(settings.before)
             of_test = recipe.evaluation.tested_blends(recipe) if name in recipe.evaluation.tested_stages(recipe) else []
             of_scores = recipe.evaluation.blends_in(recipe) if recipe.is_scored(name) else []
             parts = (paths.evaluation, "validation", of_scores, 1 if begun else 2), (paths.test, "test", of_test, 2)

@@ -49,6 +49,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.train",
     "scripts.backends.trl.driver",
     "scripts.backends.trl.measuring",
+    "scripts.backends.trl.merge_weights",
     "scripts.backends.trl.grpo_trainer",
     "scripts.backends.trl.distillation_trainer",
     "scripts.backends.trl.dpo_trainer",

@@ -10,6 +10,7 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
 from scripts.backends.trl.doubts import doubts, unfit_reward_model
+from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
@@ -18,6 +19,7 @@ from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
+from scripts.records import ShownRow
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym
 from scripts.rows.jsonl import key_of, read_rows
@@ -33,13 +35,21 @@ TOGETHER = (
 
 
 class Trl(Backend):
-    """Trains with TRL's trainers."""
+    """Trains with TRL's trainers, and merges exports."""
 
-    shown_rows = staticmethod(shown_rows)
-    memory = staticmethod(sentence)
+    def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
+        """Return the tokens of the first training rows, or the reason why they cannot be shown."""
+        return "a merge has none" if stage.settings.kind is None else shown_rows(stage, count)
+
+    def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
+        """Return a sentence on a process's memory, and whether the stage fits; of a merge nothing is estimated."""
+        return super().memory(stage, site) if stage.settings.kind is None else sentence(stage, site)
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Train in this process, in several processes of the node, or on several nodes."""
+        """Train in this process, in several processes of the node, or on several nodes; merge in this process."""
+        if job.settings.kind is None:
+            import_module("scripts.backends.trl.merge_weights").merge_exports(job)
+            return
         if allocation.site is not None:
             site, (accelerator, processes) = allocation.site, devices_of(allocation.site)
             told = {"gym_python": site.gym_python, "report_to": tuple(site.report_to)}
@@ -53,6 +63,8 @@ class Trl(Backend):
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""
+        if stage.settings.kind is None:
+            return super().check_nodes(stage, site)
         check_shares(stage.name, stage.config, stage.settings, *ranks_on(site, stage))
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
@@ -72,14 +84,18 @@ class Trl(Backend):
         like = None
         if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
             like = exported_model(stage.parent_export_record)
-        if stage.config.policy.lora is None:
+        if stage.settings.kind is None or stage.config.policy.lora is None:
             template = stage.config.chat_template
             export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
         else:
             import_module("scripts.backends.trl.export").export_merged(stage)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return packages off their pins, and rows that no verifier can reward."""
+        """Return packages off their pins, parts that do not fit together, and rows that no verifier can reward."""
+        if stage.settings.kind is None:
+            base = [stage.parent_export] if stage.settings.merging.has_base else []
+            says = misfit(*(stage.role_exports[role] for role in stage.config.parts), *base)
+            return [says] if says else []
         problems = []
         for doubt in doubts(stage):
             warn(f"{stage.name}: {doubt}")

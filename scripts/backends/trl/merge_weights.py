@@ -1,0 +1,87 @@
+"""Merge exports by mergekit, a tensor at a time, in memory of a shard of the result.
+
+Names, shards and the files beside the weights are the first part's. A tensor is computed in float32 and rounded once to
+its type there. mergekit's own loop is not taken: it orders tensors by Python's hashes, which differ from process to
+process, and so do the draws of dare and the shards; and it renames what transformers holds otherwise than the files.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from mergekit.merge_methods import merge_state_dicts
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.merging import Merging, misfit
+from scripts.backends.trl.versions import check_versions
+from scripts.errors import UserError
+from scripts.files import append_json, check_readable, copy_file, sha256_text, temporary_directory
+from scripts.model.hugging_face import model_files
+from scripts.stage.rundir import seal_checkpoint
+
+
+def merge_exports(job: TrainingJob) -> None:
+    """Merge the stage's parts, and seal the result as step 1; UserError where they do not fit together."""
+    config, started = job.config, time.monotonic()
+    check_versions(config.release)
+    torch.set_num_threads(job.threads)
+    parts, base = [job.roles[role] for role in config.parts], [job.parent_model] if config.merging.has_base else []
+    for folder in (*parts, *base):
+        check_readable(folder)
+    if says := misfit(*parts, *base):
+        raise UserError(f"{job.stage}: {says}")
+    with temporary_directory(job.run / "saving") as fresh:
+        write_merge(parts, [*config.parts.values()], base, config.merging, config.seed, fresh)
+        append_json(job.run / "metrics.jsonl", {"step": 1, "seconds": time.monotonic() - started})
+        seal_checkpoint(fresh, job.run, 1)
+
+
+def write_merge(
+    parts: Sequence[Path],
+    shares: Sequence[float],
+    base: Sequence[Path],
+    merging: Merging,
+    seed: int | None,
+    fresh: Path,
+) -> None:
+    """Write the merge of the parts, by their shares and from a base if any, into an empty folder.
+
+    Draws of dare depend on the seed and the tensor's name alone.
+    """
+    method = merging.merge_method
+    parameters = {"t": shares[1]} if method == "slerp" else {"weight": shares}
+    parameters |= {"density": merging.density} if merging.has_base else {}
+    reference = 0 if merging.has_base or method == "slerp" else None
+    places = [_places(folder) for folder in (*base, *parts)]
+    first = _places(parts[0])
+    for path in model_files(parts[0]):
+        if path.suffix != ".safetensors":
+            copy_file(path, fresh / path.name)
+    for shard in sorted({*first.values()}):
+        merged = {}
+        for name in (name for name, path in first.items() if path == shard):
+            tensors = [{name: _tensor(place[name], name)} for place in places]
+            torch.manual_seed(int(sha256_text(f"{seed} {name}")[:15], 16))
+            dtype = tensors[len(base)][name].dtype
+            found = merge_state_dicts(tensors, method, parameters=parameters, base=reference, dtype=torch.float32)
+            merged[name] = found[name].to(dtype)
+        save_file(merged, fresh / shard.name, metadata={"format": "pt"})
+        print(f"{shard.name}: {len(merged)} tensors merged", flush=True)
+
+
+def _places(folder: Path) -> dict[str, Path]:
+    """Return the shard of each tensor."""
+    places = {}
+    for path in model_files(folder):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as shard:
+                places |= dict.fromkeys(shard.keys(), path)
+    return places
+
+
+def _tensor(shard: Path, name: str) -> torch.Tensor:
+    with safe_open(shard, "pt") as file:
+        return file.get_tensor(name)
