@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BACKEND = "trl"
 KINDS = {"sft": "demonstrations", "grpo": "prompts", "dpo": "preferences", "mpo": "preferences"}
+KINDS |= {"distillation": "prompts", "reward": "preferences"}
 
 
 class Checkpointing(Strict):
