@@ -14,13 +14,14 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves
 from tests.cases import cases
 from tests.conftest import ROOT
-from tests.production import PRODUCTION, recipe_of, stages_of, whole_recipe
+from tests.production import GPUS, PRODUCTION, recipe_of, stages_of, whole_recipe
 
 
 def nodes_to_train(recipe: Recipe, stage: NemoRlSettings) -> int:
-    """The nodes of a stage that neither generate nor judge."""
-    within = "judges_within_num_nodes" in release_of(recipe.release).can
-    return stage.cluster.num_nodes - stage.cluster.generation_nodes - within * stage.cluster.judge_nodes
+    """The nodes of a stage that neither generate nor judge nor teach."""
+    cluster, within = stage.cluster, "judges_within_num_nodes" in release_of(recipe.release).can
+    teachers = cluster.teacher_nodes * len({*stage.teachers.values()})
+    return cluster.num_nodes - cluster.generation_nodes - within * cluster.judge_nodes - teachers
 
 
 @cases("production_recipes.nodes", "name", "nodes")
@@ -30,7 +31,14 @@ def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    [("super3", [32] * 6), ("super3-b200", [32] * 6), ("super3-small", [8, 8, 8, 16, 16, 16])],
+    [
+        ("ultra3", [64, 64, 32, 32, 64, 64, 64]),
+        ("omni3-mopd", [8]),
+        ("mopd-qwen3-1.7b", [1]),
+        ("super3", [32] * 6),
+        ("super3-b200", [32] * 6),
+        ("super3-small", [8, 8, 8, 16, 16, 16]),
+    ],
 )
 def test_what_neither_generates_nor_judges_trains(name, training):
     recipe = recipe_of(name)
@@ -39,11 +47,11 @@ def test_what_neither_generates_nor_judges_trains(name, training):
 
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_batches_add_up_and_divide_among_the_training_gpus(name):
-    recipe = whole_recipe(name)
+    recipe, gpus = whole_recipe(name), GPUS.get(name, 8)
     for stage_name, stage in stages_of(recipe).items():
         batch = stage.policy["train_global_batch_size"]
-        if stage.algorithm == "grpo":
-            product = stage.grpo["num_prompts_per_step"] * stage.grpo["num_generations_per_prompt"]
+        if stage.loop in ("grpo", "distillation"):
+            product = stage.section["num_prompts_per_step"] * stage.section["num_generations_per_prompt"]
             updates = 4 if stage_name == "vision" else 1
             assert product == updates * batch, stage_name
         if "megatron_cfg" not in stage.policy:
@@ -52,16 +60,16 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
         nodes = nodes_to_train(recipe, stage)
         ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         group = parallel[ways[0]] * parallel[ways[1]] * parallel[ways[2]]
-        replicas, rest = divmod(nodes * 8, group)
-        assert rest == 0, f"{stage_name}: {nodes * 8} GPUs for groups of {group}"
+        replicas, rest = divmod(nodes * gpus, group)
+        assert rest == 0, f"{stage_name}: {nodes * gpus} GPUs for groups of {group}"
         assert batch % replicas == 0, f"{stage_name}: {batch} for {replicas} replicas"
-        assert nodes * 8 // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
+        assert nodes * gpus // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
 
 
 @pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo"), ("steps-dpo-tiny", "dpo")])
 def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     settings = recipe_of(name).stages[stage]
-    gpus = settings.cluster.num_nodes * 8
+    gpus = settings.cluster.num_nodes * gpus
     assert settings.policy["train_global_batch_size"] % gpus == 0
     assert settings.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
