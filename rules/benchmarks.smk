@@ -4,7 +4,7 @@ from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
 # The pretrained model is scored too, so that the stages that start from it have a score before.
-BENCHMARKED = [*([MODEL] if is_exported else []), *STAGES] if TASKS else []
+BENCHMARKED = [*([MODEL] if MODEL in PRETRAINED else []), *STAGES] if TASKS else []
 PACKAGES = f"{os.getcwd()}/.lm-eval"
 
 

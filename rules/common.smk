@@ -12,7 +12,8 @@ from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
 from scripts.slurm.future import date_results
 from scripts.stage.consistency import refuse_damage
-from scripts.stage.paths import MODEL, STORE
+from scripts.recipe.model import MODEL
+from scripts.stage.paths import STORE
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
 
@@ -81,6 +82,21 @@ def of_parent(name):
     return inputs
 
 
+def of_starts(name):
+    """An input function: a file of the directory of each stage that a stage needs, the parent first."""
+
+    def inputs(wildcards):
+        starts = settings_of(wildcards).starts
+        return [f"{RESULTS}/{start}/{name}" for start in starts if not RECIPE.model_named(start)]
+
+    return inputs
+
+
+def exports_of_roles(wildcards):
+    """The exports besides the parent's that a stage needs, of stages and of pretrained models."""
+    return [f"{RESULTS}/{start}/hf/record.json" for start in settings_of(wildcards).roles.values()]
+
+
 def model_of_root(wildcards):
     """The export of the recipe's pretrained model, for a stage without a parent that starts from it."""
     stage = settings_of(wildcards)
@@ -94,10 +110,11 @@ def starting_export(wildcards):
 
 
 def of_blend(*names):
-    """An input function: files of the directory of the stage's blend."""
+    """An input function: files of the directory of the stage's blend; nothing for a stage without rows."""
 
     def inputs(wildcards):
-        return [f"{RESULTS}/data/{settings_of(wildcards).blend}/{name}" for name in names]
+        blend = settings_of(wildcards).blend
+        return [f"{RESULTS}/data/{blend}/{name}" for name in names if blend]
 
     return inputs
 

@@ -1,19 +1,22 @@
-# A pretrained model becomes an export like a stage's, from which stages without a parent start.
+# A pretrained model becomes an export like a stage's, from which stages without a parent start, or which they learn from.
 from scripts.model.model_source import sync_source
 
-is_exported = any(not stage.parent and stage.starts_from_export(RECIPE) for stage in RECIPE.stages.values())
-if workflow.is_main_process and is_exported:
-    sync_source(RECIPE.model, Path(RESULTS, MODEL))
+PRETRAINED = RECIPE.pretrained
+if workflow.is_main_process:
+    for name, model in PRETRAINED.items():
+        sync_source(model, Path(RESULTS, name))
 
 
 rule pretrained:
     input:
-        f"{RESULTS}/{MODEL}/source.json",
+        f"{RESULTS}/{{model}}/source.json",
     output:
-        hf=directory(f"{RESULTS}/{MODEL}/hf"),
-        record=f"{RESULTS}/{MODEL}/hf/record.json",
+        hf=directory(f"{RESULTS}/{{model}}/hf"),
+        record=f"{RESULTS}/{{model}}/hf/record.json",
     log:
-        f"{RESULTS}/logs/model.log",
+        f"{RESULTS}/logs/{{model}}.log",
+    wildcard_constraints:
+        model=one_of(PRETRAINED),
     conda:
         "../envs/trl.yaml"
     params:
@@ -21,4 +24,4 @@ rule pretrained:
         name=CONFIG.model or "",
     shell:
         "python -m scripts.train.export --recipe {params.recipe:q} --model {params.name:q}"
-        " --results {params.results:q} 2> {log:q}"
+        " --results {params.results:q} --pretrained {wildcards.model:q} 2> {log:q}"

@@ -27,10 +27,11 @@ rule preflight:
         manifest=of_blend("manifest.json"),
         check=of_blend("check.json"),
         splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
-        gate=of_parent("gate.json"),
-        parent=ancient(of_parent("ckpt/record.json")),
+        gate=of_starts("gate.json"),
+        parent=ancient(of_starts("ckpt/record.json")),
         export=ancient(export_of_other_backend),
         model=ancient(model_of_root),
+        roles=ancient(exports_of_roles),
     output:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
@@ -47,7 +48,7 @@ def images_of_stage(wildcards):
     """The mark of the images that a stage trains on, which are made again when they are gone."""
     blend = settings_of(wildcards).blend
     folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
-    folder = folders.get(RECIPE.blends[blend].format)
+    folder = folders.get(RECIPE.blends[blend].format) if blend else None
     return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
 
 
@@ -101,6 +102,7 @@ rule train:
         settings=f"{SETTINGS}/train/{{stage}}.json",
         manifest=of_blend("manifest.json"),
         parent=starting_export,
+        roles=exports_of_roles,
         split=ancient(of_blend("train-split.jsonl")),
         images=ancient(images_of_stage),
         preflight=ancient(preflight_of),

@@ -84,9 +84,11 @@ class Facts(TypedDict):
     """The hashes of everything that may change a stage's weights."""
 
     config: str
-    train_split: str
-    validation_split: str
+    train_split: str | None
+    validation_split: str | None
     parent_export: str | None
+    roles: NotRequired[dict[str, str]]
+    continues: NotRequired[str]
     parent_adapter: NotRequired[str | None]
 
 
@@ -154,7 +156,7 @@ class NamedTemplate(TypedDict):
 
 
 class Origins(TypedDict, total=False):
-    """The origins of a checkpoint."""
+    """The origins of a checkpoint; `roles` and `models` are the starts besides the parent, trained and pretrained."""
 
     facts: Facts
     seed: int | None
@@ -163,7 +165,9 @@ class Origins(TypedDict, total=False):
     data_ended: DataEnded
     trained_by: list[Span]
     parents: list["Parent"]
+    roles: dict[str, "Parent"]
     model: ModelSource
+    models: dict[str, ModelSource]
     chat_template: NamedTemplate
 
 
@@ -185,6 +189,11 @@ class CheckpointRecord(Origins):
     facts: Facts
     parents: list[Parent]
     files: Files
+
+
+def begun_at(record: CheckpointRecord) -> int:
+    """Return the step of the parent whose training a checkpoint's stage continues; 0: its first step is 1."""
+    return record["parents"][0]["step"] if "continues" in record["facts"] else 0
 
 
 class ExportRecord(TypedDict):

@@ -5,7 +5,7 @@ A backend is a package of scripts/backends with two modules: ``settings.py`` hol
 """
 
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +29,8 @@ class TrainingJob:
     """The job of training a stage up to a step.
 
     The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at
-    `planned`. The start is checkpoint `resume_from`, else `parent_model`, else (None) the config's own model. The
+    `planned`. The start is checkpoint `resume_from`, else `parent_model`, else (None) the config's own model. A stage
+    that continues its parent has a checkpoint of the parent, of step `begun`, after which the data start anew. The
     backend seals checkpoints with ``scripts.stage.rundir.seal_checkpoint`` and logs steps into
     ``run/metrics.jsonl``. At the end of each step it asks `stop`; once a stop is due, it seals the step and
     returns.
@@ -52,6 +53,8 @@ class TrainingJob:
     stop: StopRequest
     nodes: int
     environments: dict[str, Path]
+    roles: dict[str, Path] = field(default_factory=dict)
+    begun: int = 0
     processes: int = 1
     accelerator: str = "cpu"
     directory: Path | None = None
@@ -71,6 +74,8 @@ class TrainingJob:
             run=stage.paths.run,
             directory=stage.paths.directory,
             environments=own_environments(stage.recipe, stage.name),
+            roles=stage.role_exports,
+            begun=stage.continued["step"] if stage.continued else 0,
             **more,
         )
 
@@ -98,6 +103,11 @@ class TrainingJob:
     def start(self) -> int:
         """The step to train from; 0: a fresh start."""
         return step_of(self.resume_from) if self.resume_from else 0
+
+    @property
+    def continues(self) -> bool:
+        """Whether the checkpoint to resume from is the parent's."""
+        return 0 < self.begun == self.start
 
 
 @dataclass(frozen=True)

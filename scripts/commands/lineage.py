@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+from scripts.records import Parent
 from scripts.report.chain import Link, read_chain
 from scripts.report.tree import chain_text
 from scripts.report.verify import Verification, verify
@@ -15,12 +16,16 @@ def chain_json(chain: list[Link], found: Verification | None) -> dict[str, Any]:
     stages = []
     for link in chain:
         record = {key: value for key, value in link.record.items() if key not in ("files", "parents")}
-        parents = [
-            {key: parent[key] for key in ("stage", "identity", "content")} for parent in link.record.get("parents", ())
-        ]
+        parents = [_named(parent) for parent in link.record.get("parents", ())]
+        if roles := link.record.get("roles"):
+            record["roles"] = {role: _named(start) for role, start in roles.items()}
         place = {"directory": str(link.paths.directory), "on_disk": link.on_disk}
         stages.append(record | {"content": link.content, "parents": parents, **place})
     return {"stages": stages, "problems": None if found is None else found.problems}
+
+
+def _named(start: Parent) -> dict[str, str]:
+    return {key: start[key] for key in ("stage", "identity", "content")}
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -98,11 +98,31 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
             bases.setdefault(left.basis, []).append(name)
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
+    lines += _longest_path(project, to_train) if project.site.slurm else []
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
     words = beyond_budget(project, to_train)
     return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
+
+
+def _longest_path(project: Project, to_train: dict[str, Estimate]) -> list[str]:
+    """Return a line on the stages that train one after another for longest, where others train beside them."""
+    paths: dict[str, list[str]] = {}
+
+    def hours(path: list[str]) -> float:
+        return sum(to_train[name].hours for name in path)
+
+    for name in project.recipe.stage_order():
+        before = max((paths[each] for each in sorted(project.recipe.stages_before(name))), key=hours, default=[])
+        paths[name] = [*before, *([name] if name in to_train else [])]
+    longest = max(paths.values(), key=hours)
+    if len(longest) == len(to_train):
+        return []
+    bound, gpu_hours = bound_of(to_train[each] for each in longest), sum(to_train[each].gpu_hours for each in longest)
+    days = f"{bound} {hours(longest) / 24:.1f}".strip()
+    cost = f"{hours_text(gpu_hours, bound)} GPU-hours in {days} days, queues aside"
+    return [f"longest path: {' → '.join(longest)}, {cost}"]
 
 
 def _table(site: Site, plan: list[Planned]) -> list[str]:

@@ -11,10 +11,11 @@ from scripts.model.shape import BYTE_VOCABULARY
 from scripts.program import run_command_line
 from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, WINDOW, Criterion
 from scripts.recipe.load import load_recipe
+from scripts.recipe.model import MODEL
 from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Benchmarks, Evaluation, read_if_there, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
-from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, read_table
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"

@@ -118,7 +118,7 @@ class Evaluation(Sampling):
 
     def tested_stages(self, recipe: "Recipe") -> list[str]:
         """Return the chain's ends, scored on test rows: stages and choices, no variant of a sweep."""
-        begun = {recipe.stage_trained(stage.parent) for stage in recipe.stages.values() if stage.parent}
+        begun = {recipe.stage_trained(start) for stage in recipe.stages.values() for start in stage.starts}
         among = {name for choice in recipe.choices.values() for name in choice.among}
         varied = {name for sweep in recipe.sweeps.values() for name in sweep}
         ends = [

@@ -1,7 +1,8 @@
 """Write a recipe's sweeps out as plain stages, before the recipe is validated.
 
 A stage's ``sweep`` makes variants: stages named by their differing settings. A ``parent`` may name a variant, all of
-them, the best or an earlier checkpoint. Functions read the raw values of the file, over defaults.
+them, the best or an earlier checkpoint; any other role names one of these, as ``{stage: NAME, best: SCORE}``.
+Functions read the raw values of the file, over defaults.
 """
 
 import re
@@ -82,7 +83,19 @@ def expand(data: Any) -> Any:
 
 
 def _is_swept(stage: Any) -> bool:
-    return isinstance(stage, dict) and bool(stage.keys() & KEYS or isinstance(stage.get("parent"), dict))
+    return isinstance(stage, dict) and bool(stage.keys() & KEYS or any(map(_is_start, _with_members(stage))))
+
+
+def _with_members(stage: dict[str, Any]) -> Iterator[Any]:
+    """Yield a stage's values, and the members of those that are mappings."""
+    for value in stage.values():
+        yield value
+        yield from value.values() if isinstance(value, dict) else ()
+
+
+def _is_start(value: Any) -> bool:
+    """Whether a value names variants or checkpoints of a stage."""
+    return isinstance(value, dict) and "stage" in value and value.keys() <= ParentChoice.model_fields.keys()
 
 
 class _Expansion:
@@ -108,8 +121,8 @@ class _Expansion:
         if not isinstance(stage, dict):
             self.stages[name] = stage
             return
-        settings = {key: value for key, value in stage.items() if key not in KEYS}
-        parents = self._parents(name, stage.get("parent"))
+        settings = {key: self._named(f"stages.{name}.{key}", value) for key, value in stage.items() if key not in KEYS}
+        parents = self._parents(f"stages.{name}.parent", stage.get("parent"))
         points = list(islice(_points(name, stage["sweep"]), MOST_VARIANTS + 1)) if "sweep" in stage else [{}]
         if len(parents) * len(points) > MOST_VARIANTS:
             raise invalid(f"more than {MOST_VARIANTS} variants", f"stages.{name}.sweep")
@@ -133,9 +146,19 @@ class _Expansion:
                 raise invalid("there is no sweep to choose the best of; leave it out", f"stages.{name}.best")
             self._choose(name, str(stage["best"]), self.names[name])
 
-    def _parents(self, name: str, parent: Any) -> dict[str, str | None]:
+    def _named(self, at: str, value: Any) -> Any:
+        """Return a setting with names of stages, checkpoints or choices in place of the starts, but for the parent."""
+        if at.endswith(".parent") or not isinstance(value, dict):
+            return value
+        if not _is_start(value):
+            return {key: self._named(f"{at}.{key}", each) if _is_start(each) else each for key, each in value.items()}
+        if value.get("each"):
+            raise invalid("each: true is for a parent; name one, or say best", at)
+        (name,) = self._parents(at, value).values()
+        return name
+
+    def _parents(self, at: str, parent: Any) -> dict[str, str | None]:
         """Return the start of each variant by the start's word in the variant's name; a single start has none."""
-        at = f"stages.{name}.parent"
         if not isinstance(parent, dict):
             if isinstance(parent, str) and parent in self.raw and [parent] != (names := self.names_of(parent)):
                 raise invalid(

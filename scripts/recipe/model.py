@@ -7,6 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Strict
 
+MODEL = "model"
+"""The name of a recipe's own pretrained model, and its folder beside the stages'."""
 Width, Layers = Annotated[PositiveInt, Field(le=1 << 17)], Annotated[PositiveInt, Field(le=1000)]
 
 

@@ -17,14 +17,14 @@ from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
-from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
-TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", "model", "settings", "store"}, {"source", "filled"}
+TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", MODEL, "settings", "store"}, {"source", "filled"}
 ALGORITHMS = tuple(dict.fromkeys(algorithm for models in STAGES.values() for algorithm in models))
 
 
@@ -72,6 +72,8 @@ class Recipe(Strict):
     tables: dict[str, str] = Field({})
     """Revision, by dataset repository, of the external tables of placeholder rows; none: main."""
     model: RandomModel | PretrainedModel
+    models: dict[Name, PretrainedModel] = Field({})
+    """More pretrained models, for stages to name as teachers or reward models; `model` is the name of the recipe's."""
     environments: dict[Name, str] = Field({})
     """Environments of yours: by name, the Python file with functions that reward rows of the name."""
     blends: dict[Name, Blend]
@@ -106,7 +108,12 @@ class Recipe(Strict):
         elif not any(stage.is_converted for stage in self.stages.values()):
             raise invalid("is missing", "evaluation")
         self._scores_are_taken()
-        for at, names, taken in (("stages", self.stages, TAKEN_STAGES), ("blends", self.blends, TAKEN_BLENDS)):
+        taken_names = (
+            ("stages", self.stages, TAKEN_STAGES),
+            ("models", self.models, TAKEN_STAGES | self.stages.keys()),
+            ("blends", self.blends, TAKEN_BLENDS),
+        )
+        for at, names, taken in taken_names:
             for name in taken & names.keys():
                 raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
         return self._started()
@@ -114,8 +121,8 @@ class Recipe(Strict):
     def _started(self) -> "Recipe":
         """Return the recipe whose stage `start` starts from the model.
 
-        Left out are the ancestors of `start`, their descendants beside `start`, and the blends of left-out stages
-        alone, unless held-out scores need them.
+        Left out are the ancestors of `start` but for the stages in its other roles, their descendants beside `start`,
+        and the blends of left-out stages alone, unless held-out scores need them.
         """
         if self.start is None:
             return self
@@ -123,11 +130,12 @@ class Recipe(Strict):
         if not starts <= self.stages.keys():
             raise misnamed("start", "stage", self.start, self.stages)
         lineages = {name: self._lineage(name) for name in self.stages}
-        before = {name for start in starts for name in lineages[start]} - starts
+        roles = {role for start in starts for role in self.stages[start].roles.values() if not self.model_named(role)}
+        before = set().union(*(lineages[start] for start in starts)) - starts - set().union(*map(self._lineage, roles))
         stages = {
             name: stage for name, stage in self.stages.items() if starts & lineages[name] or not before & lineages[name]
         }
-        stages |= {start: stages[start].model_copy(update={"parent": None}) for start in starts}
+        stages |= {start: stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
         unused = {stage.blend for name, stage in self.stages.items() if name not in stages}
         unused -= {stage.blend for stage in stages.values()} | {*self.evaluation_blends()}
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
@@ -145,20 +153,47 @@ class Recipe(Strict):
 
     def _lineage(self, name: str) -> set[str]:
         """Return a stage, checkpoint or choice with all ancestors."""
-        return {name}.union(*map(self._lineage, self._before(name)))
+        found, left = set[str](), [name]
+        while left:
+            if (each := left.pop()) not in found:
+                found.add(each)
+                left += self._before(each)
+        return found
 
     def descendants_of(self, name: str) -> list[str]:
         """Return a stage, and the stages that start from it or from its descendants, parents first."""
         return [each for each in self.stage_order() if name in self._lineage(each)]
 
     def _before(self, name: str) -> list[str]:
-        """Return a stage's parent, a checkpoint's stage or a choice's candidates."""
+        """Return a stage's starts that are no models, a checkpoint's stage or a choice's candidates."""
         if name in self.choices:
             return self.choices[name].among
         if name in self.checkpoints:
             return [self.checkpoints[name].stage]
-        parent = self.stages[name].parent
-        return [parent] if parent else []
+        return [start for start in self.stages[name].starts if not self.model_named(start)]
+
+    def stages_before(self, name: str) -> set[str]:
+        """Return the stages that train directly before a stage: its starts', and all candidates' of a choice."""
+        found, left = set[str](), self._before(name)
+        while left:
+            each = left.pop()
+            if each in self.stages:
+                found.add(each)
+            else:
+                left += self._before(each)
+        return found
+
+    def model_named(self, name: str) -> PretrainedModel | None:
+        """Return the pretrained model of this name; None for another name."""
+        named = {MODEL: self.model} if isinstance(self.model, PretrainedModel) else {}
+        return (self.models | named).get(name)
+
+    @property
+    def pretrained(self) -> dict[str, PretrainedModel]:
+        """The pretrained models to start from, by name; `model` is the recipe's own."""
+        wanted = {MODEL for stage in self.stages.values() if not stage.parent and stage.starts_from_export(self)}
+        wanted |= {start for stage in self.stages.values() for start in stage.roles.values()}
+        return {name: model for name in sorted(wanted) if (model := self.model_named(name))}
 
     def settings_of(self, name: str) -> StageSettings:
         """Return the stage's settings; for a checkpoint its stage's, for a choice its first candidate's."""
@@ -181,8 +216,16 @@ class Recipe(Strict):
 
     def _names_refer(self) -> None:
         for name, stage in self.stages.items():
-            if stage.parent is not None and stage.parent not in {*self.stages, *self.checkpoints, *self.choices}:
+            trained = {*self.stages, *self.checkpoints, *self.choices}
+            if stage.parent is not None and stage.parent not in trained:
                 raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
+            for role, start in stage.roles.items():
+                if start not in trained and not self.model_named(start):
+                    raise misnamed(f"stages.{name}.{role}", "stage or model", start, [*self.stages, *self.models])
+            if stage.continues is not None:
+                self._goes_on(name, stage)
+            if stage.kind is None:
+                continue
             if stage.blend not in self.blends:
                 raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
             if (kind := self.blends[stage.blend].kind) != stage.kind:
@@ -197,6 +240,19 @@ class Recipe(Strict):
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
+
+    def _goes_on(self, name: str, stage: StageSettings) -> None:
+        """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
+        before, at = self.settings_of(stage.continues), f"stages.{name}.continues"
+        then = before.kept_by_continuing
+        for key, value in stage.kept_by_continuing.items():
+            if then.get(key) != value:
+                raise invalid(f"{stage.continues} cannot be continued: its {key} is {then.get(key)}, not {value}", at)
+        early = self.checkpoints.get(stage.continues)
+        begun, last = early.step if early else before.planned_step(None), stage.planned_step(None)
+        if begun is not None and last is not None and last <= begun:
+            says = f"begins after step {begun} of {stage.continues}, which max_num_steps ({last}) counts too"
+            raise invalid(says, at)
 
     def _sources_fit(self) -> None:
         if getattr(self.source, "subset", None) or getattr(self.source, "split", None):

@@ -34,8 +34,8 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     """Return the files of the user's environments by name: a stage's, or all of the recipe."""
     names = recipe.environments.keys()
     if stage_name is not None:
-        blend = recipe.blends[recipe.settings_of(stage_name).blend]
-        names = names & blend.environments if blend.kind == "prompts" else set()
+        blend = recipe.blends.get(recipe.settings_of(stage_name).blend)
+        names = names & blend.environments if blend and blend.kind == "prompts" else set()
     return {name: Path(recipe.environments[name]).absolute() for name in sorted(names)}
 
 

@@ -6,7 +6,16 @@ A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSetting
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
@@ -67,8 +76,8 @@ class Training(Strict):
     algorithm: str
 
     @property
-    def kind(self) -> str:
-        """Return the kind of rows (scripts.rows.kinds) that the algorithm trains on."""
+    def kind(self) -> str | None:
+        """Return the kind of rows (scripts.rows.kinds) that the algorithm trains on; None for no rows."""
         return KINDS[self.algorithm]
 
     @property
@@ -140,6 +149,7 @@ class StageSettings(Training):
     config_model: ClassVar[type[TrainingConfig]]
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = KEYS | {
         "parent",
+        "continues",
         "blend",
         "checkpointing",
         "resources",
@@ -158,6 +168,8 @@ class StageSettings(Training):
     """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
+    ROLES: ClassVar[tuple[str, ...]] = ()
+    """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 
     parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = None
     """The stage to start from, or variants or checkpoints of a stage; none: the recipe's model."""
@@ -165,6 +177,8 @@ class StageSettings(Training):
     """Make variants of the stage, named by the settings that differ (docs/sweeps.md)."""
     best: Annotated[None, WithJsonSchema({"type": "string"})] = None
     """Choose the best variant by this score, also where no stage starts from it."""
+    continues: Name | None = None
+    """The parent whose optimizer, schedule and count of steps go on, on this stage's data from their first row."""
     blend: Name
     seed: int | None = None
     """Instead of the recipe's."""
@@ -179,6 +193,36 @@ class StageSettings(Training):
     default_gate: bool = True
     """Also judge SFT by its loss, rollouts by what failed, and scores by a collapse (docs/gates.md)."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_where_it_continues(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("continues") is None:
+            return data
+        if data.get("parent") not in (None, data["continues"]):
+            raise invalid(f"is the parent; leave parent: {data['parent']} out", "continues")
+        return data | {"parent": data["continues"]}
+
+    @property
+    def kept_by_continuing(self) -> dict[str, Any]:
+        """Return the settings, by key, that a stage shares with the stage that it continues."""
+        return {"backend": self.backend, "algorithm": self.algorithm}
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Return the starts besides the parent by role: a field of `ROLES`, or ``field.key`` of several."""
+        found = {}
+        for field in self.ROLES:
+            value = getattr(self, field)
+            for key, start in value.items() if isinstance(value, dict) else [("", value)]:
+                name = start if isinstance(start, str) else key
+                found |= {f"{field}.{key}".rstrip("."): name} if start is not None else {}
+        return found
+
+    @property
+    def starts(self) -> list[str]:
+        """Return the stages, checkpoints, choices and models needed, the parent first."""
+        return [*dict.fromkeys([*([self.parent] if self.parent else []), *self.roles.values()])]
+
     @property
     def running_gate(self) -> list[Criterion]:
         """Return the criteria of a stage in training: the gate, and default bounds on rollouts that it leaves open."""
@@ -191,7 +235,7 @@ class StageSettings(Training):
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights."""
-        return self.model_dump(mode="json", exclude=set(self.WITHOUT_EFFECT))
+        return self.model_dump(mode="json", exclude={*self.WITHOUT_EFFECT, *self.ROLES})
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """Return the config's `model` of a stage that starts from no export."""

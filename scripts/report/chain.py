@@ -37,8 +37,8 @@ class Link:
 
     @property
     def parents(self) -> list[str]:
-        """The parents' names."""
-        return [parent["stage"] for parent in self.record.get("parents", ())]
+        """The names of the parents, and of the stages in other roles."""
+        return [*dict.fromkeys(start["stage"] for start in starts_of(self.record))]
 
     @property
     def blend(self) -> Path | None:
@@ -66,6 +66,11 @@ class Link:
             return None
 
 
+def starts_of(record: CheckpointRecord | Parent) -> list[Parent]:
+    """Return the notes of the stages that a checkpoint's stage needed, parents first."""
+    return [*record.get("parents", ()), *record.get("roles", {}).values()]
+
+
 def read_chain(path: Path) -> list[Link]:
     """Return the links of a published checkpoint and its ancestors, parents first.
 
@@ -83,7 +88,7 @@ def read_chain(path: Path) -> list[Link]:
 
 def _collect(link: Link, links: dict[str, Link]) -> None:
     """Add a link after the parents' links; of a parent replaced since, the child's note is the record."""
-    for parent in link.record.get("parents", ()):
+    for parent in starts_of(link.record):
         if parent["stage"] not in links:
             paths = link.paths.sibling(parent["stage"])
             record = readable(paths.record, CheckpointRecord)

@@ -11,6 +11,7 @@ from scripts.errors import UserError
 from scripts.files import write_text
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
+from scripts.recipe.model import MODEL
 from scripts.records import Benchmarks, Choice, Evaluation
 from scripts.report.chain import readable
 from scripts.report.environments import write_environments_page
@@ -19,7 +20,7 @@ from scripts.report.overview import write_overview
 from scripts.report.selection import selection_sentences
 from scripts.report.sweep import write_sweep_page
 from scripts.report.trained_stage import TrainedStage
-from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.paths import StagePaths
 
 
 def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:

@@ -19,11 +19,11 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 def main(
     stage: Annotated[Path, "the stage's directory"],
-    manifest: Annotated[Path, "the blend's manifest.json"],
     output: Annotated[Path, "HTML"],
+    manifest: Annotated[Path | None, "the blend's manifest.json"] = None,
 ) -> None:
     """Write the page of a trained stage."""
-    paths, blend = StagePaths(stage), read_record(manifest, Manifest)
+    paths, blend = StagePaths(stage), read_record(manifest, Manifest) if manifest else None
     trained = TrainedStage(paths)
     parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
     rollouts = read_table(paths.rollouts, ROLLOUTS).drop(["tags"]).to_pandas() if paths.rollouts.exists() else None
@@ -40,7 +40,7 @@ def main(
         reach_of=reach_of,
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),
-        data=composition(blend),
+        data=composition(blend) if blend else [],
         manifest=blend,
         preflight=read_if_there(paths.preflight, Preflight) or {},
     )

@@ -19,7 +19,10 @@ def _lines(link: Link, links: dict[str, Link]) -> Iterator[str]:
     record = link.record
     yield f"{link.name}  step {step_text(record)}  identity {record['identity']}  content {link.content or '-'}"
     branches = [[f"{head:<7} {words}"] for head, words in facts_of(link)]
-    branches += [list(_lines(links[name], links)) for name in link.parents]
+    roles = {start["stage"]: role for role, start in record.get("roles", {}).items()}
+    for name in link.parents:
+        head, *below = _lines(links[name], links)
+        branches.append([f"{roles[name]}: {head}" if name in roles else head, *below])
     for place, branch in enumerate(branches):
         is_last = place == len(branches) - 1
         yield f"{'└─' if is_last else '├─'} {branch[0]}"
@@ -52,7 +55,9 @@ def facts_of(link: Link) -> Iterator[tuple[str, str]]:
         yield "code", f"{code_name(span['code'])} (steps {first} to {last})"
         if span["image"]:
             yield "image", f"{image_name(span['image'])} (steps {first} to {last})"
-    if not link.parents:
+    for role, model in record.get("models", {}).items():
+        yield "model", f"{role}: {model['name']}@{model['revision'] or 'unknown'}  content {model['content']}"
+    if not record.get("parents"):
         content = (record.get("model") or {}).get("content")
         yield "model", model_name(link) + (f"  content {content}" if content else "")
 

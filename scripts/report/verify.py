@@ -12,7 +12,6 @@ from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.report.chain import Link, readable
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export, told
-from scripts.stage.paths import MODEL
 
 SHOWN_FROM_SECONDS = 2.0
 
@@ -85,10 +84,12 @@ def _files_of(link: Link) -> Iterator[Recorded]:
     record = link.paths.record
     yield from _listed(link.record["files"], link.paths.ckpt / "weights", record)
     yield from _exported(link)
-    model, origin = link.record.get("model"), link.paths.sibling(MODEL)
-    exported = readable(origin.export_record, ExportRecord) if model else None
-    if exported and exported["content"] == model["content"]:
-        yield from _listed(exported["files"], origin.exported(exported["content"]), origin.export_record)
+    for model in filter(None, [link.record.get("model"), *link.record.get("models", {}).values()]):
+        for origin in link.paths.directory.parent.glob("*/source.json"):
+            paths = link.paths.sibling(origin.parent.name)
+            exported = readable(paths.export_record, ExportRecord)
+            if exported and exported["content"] == model["content"]:
+                yield from _listed(exported["files"], paths.exported(exported["content"]), paths.export_record)
     if link.blend is None:
         return
     facts, manifest = link.record["facts"], link.blend / "manifest.json"

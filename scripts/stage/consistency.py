@@ -6,6 +6,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import check_readable, sha256_file
+from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
     ADVICE,
@@ -26,7 +27,7 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
-from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.paths import StagePaths
 from scripts.stage.publish import MEGATRON, export_name
 from scripts.stage.rundir import differences, step_of
 from scripts.stage.store import identity_of
@@ -46,7 +47,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
         problems += told(of_blend, results / "data" / blend / "manifest.json")
-    for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL):
+    for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL, *recipe.models):
         problems += damage_of_stage(StagePaths(results / stage))
     if problems:
         raise UserError("\n".join(["records are damaged, so nothing is done:", *dict.fromkeys(problems)]))
@@ -124,6 +125,9 @@ def of_checkpoint(paths: StagePaths) -> Iterator[str]:
         if parent["content"] != facts["parent_export"]:
             names = f"names {parent['content']} as {parent['stage']}"
             yield f"{path}: starts from {facts['parent_export']}, but {names}; {again}"
+    named = {role: start["content"] for kind in ("roles", "models") for role, start in record.get(kind, {}).items()}
+    if named != facts.get("roles", {}):
+        yield f"{path}: its facts have the roles {facts.get('roles', {})}, but it names {named}; {again}"
     weights = paths.ckpt / "weights"
     if weights.is_symlink() and step_of(weights.readlink()) not in (record["step"], -1):
         yield f"{path}: is of step {record['step']}, but {weights} is a link to {weights.readlink()}; {again}"

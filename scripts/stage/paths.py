@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-MODEL = "model"
-"""Folder, beside the stages', of the recipe's pretrained model: the export that first stages start from."""
 STORE = "store"
 """Folder, beside the runs', of all trainings (scripts.stage.store)."""
 

@@ -78,14 +78,17 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "facts": stage.facts,
         "seed": stage.config.seed,
         "release": stage.config.release,
-        "data": _data_of(stage.manifest),
+        **({"data": _data_of(stage.manifest)} if stage.blend else {}),
         **_data_ended(stage, step),
         "trained_by": trained_by(stage.paths.run, step),
-        "parents": parents_of(stage.parent.paths.export_record if stage.parent else None),
+        "parents": [parent_of(stage.parent.paths.export_record)] if stage.parent else [],
     }
     if stage.parent is None and stage.parent_export_record is not None:
-        exported = read_record(stage.parent_export_record, ExportRecord)
-        record["model"] = {**exported["source"], "content": exported["content"]}
+        record["model"] = _model_of(stage.parent_export_record)
+    for role, start in stage.settings.roles.items():
+        exported, is_model = stage.roles[role].export_record, stage.recipe.model_named(start)
+        kind, origin = ("models", _model_of(exported)) if is_model else ("roles", parent_of(exported))
+        record.setdefault(kind, {})[role] = origin
     if stage.config.chat_template is not None:
         content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
         record["chat_template"] = {"name": stage.settings.chat_template, "sha256": content}
@@ -127,15 +130,19 @@ def _data_of(manifest: Path) -> dict[str, Any]:
     }
 
 
-def parents_of(export: Path | None) -> list[dict[str, Any]]:
-    """Return the stage behind an export, with ancestors; nothing for a first stage.
+def _model_of(export: Path) -> dict[str, Any]:
+    """Return the origin of a pretrained model's export."""
+    exported = read_record(export, ExportRecord)
+    return {**exported["source"], "content": exported["content"]}
+
+
+def parent_of(export: Path) -> dict[str, Any]:
+    """Return the stage behind an export, with ancestors.
 
     Facts are copied from the parent's ckpt/record.json where it describes the exported checkpoint.
     """
-    if export is None:
-        return []
     exported = read_record(export, ExportRecord)
     published = read_if_there(export.parents[1] / "ckpt/record.json", CheckpointRecord) or {}
     is_same = published.get("identity") == exported["identity"]
     origins = {key: published[key] for key in Origins.__annotations__ if key in published} if is_same else {}
-    return [{key: exported[key] for key in ("stage", "step", "identity", "content")} | origins]
+    return {key: exported[key] for key in ("stage", "step", "identity", "content")} | origins

@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 from scripts.files import link_to, remove_leftovers, write_json, write_text
+from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import config_text, read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
-from scripts.records import ExportRecord, Facts, read_if_there
+from scripts.records import CheckpointRecord, ExportRecord, Facts, read_if_there, read_record
 from scripts.stage.owner import hold
-from scripts.stage.paths import MODEL, StagePaths, owner_of
+from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.rundir import finish_removals
 from scripts.stage.store import folder_of, identity_in, identity_of, made_store, stage_facts, take_in
 
@@ -49,9 +50,24 @@ class Stage:
         return replace(self, name=self.settings.parent) if self.settings.parent else None
 
     @property
+    def roles(self) -> dict[str, StagePaths]:
+        """Return the paths of the starts besides the parent, by role."""
+        return {role: self.paths.sibling(name) for role, name in self.settings.roles.items()}
+
+    @property
+    def role_exports(self) -> dict[str, Path]:
+        """Return the exported models of the starts besides the parent, by role."""
+        return {role: _exported(paths) for role, paths in self.roles.items()}
+
+    @property
+    def blend(self) -> Path | None:
+        """Return the folder of the blend; None for a stage without rows."""
+        return self.results / "data" / self.settings.blend if self.settings.blend else None
+
+    @property
     def manifest(self) -> Path:
-        """Return the path of the splits' manifest."""
-        return self.results / "data" / self.settings.blend / "manifest.json"
+        """Return the path of the splits' manifest; of a stage without rows nothing is there."""
+        return (self.blend or self.paths.directory / "data") / "manifest.json"
 
     @property
     def train_split(self) -> Path:
@@ -78,10 +94,12 @@ class Stage:
     @property
     def parent_export(self) -> Path | None:
         """Return the exported model to start from; None for a fresh model."""
-        if self._origin is None:
-            return None
-        record = read_if_there(self._origin.export_record, ExportRecord)
-        return self._origin.exported(record["content"]) if record else self._origin.export
+        return _exported(self._origin) if self._origin else None
+
+    @property
+    def continued(self) -> CheckpointRecord | None:
+        """Return the record of the checkpoint whose training the stage continues; None for another start."""
+        return read_record(self.parent.paths.record, CheckpointRecord) if self.settings.continues else None
 
     @cached_property
     def config(self) -> TrainingConfig:
@@ -107,7 +125,9 @@ class Stage:
     @cached_property
     def facts(self) -> Facts:
         """Return the hashes of everything that may change weights; manifest and parent's export must exist."""
-        return stage_facts(self.config, self.manifest, self.parent_export_record)
+        roles = {role: paths.export_record for role, paths in self.roles.items()}
+        manifest = self.manifest if self.blend else None
+        return stage_facts(self.config, manifest, self.parent_export_record, roles, self.continued)
 
     @property
     def identity(self) -> str:
@@ -144,3 +164,9 @@ class Stage:
                 finish_removals(folder)
             link_to(self.paths.directory / "run", folder)
             yield folder
+
+
+def _exported(origin: StagePaths) -> Path:
+    """Return the exported model in a folder of results, by the record, or the link to it before the first export."""
+    record = read_if_there(origin.export_record, ExportRecord)
+    return origin.exported(record["content"]) if record else origin.export

@@ -11,6 +11,7 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.model.model_source import is_made_anew
+from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
@@ -20,7 +21,7 @@ from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_stage, of_blend, told
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.paths import MODEL, StagePaths, owner_of
+from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.rule_settings import data_to_be_made
@@ -28,7 +29,12 @@ from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_in
 
-FACTS = {"train_split": "training split", "validation_split": "validation split", "parent_export": "parent"}
+FACTS = {
+    "train_split": "training split",
+    "validation_split": "validation split",
+    "parent_export": "parent",
+    "continues": "checkpoint to continue",
+}
 
 
 @dataclass(frozen=True)
@@ -137,18 +143,22 @@ class States:
             return StageState(name, "damaged", None, note=str(error))
 
     def _first(self, stage: Stage) -> str:
-        """Name the parent, data or model to be made first, in words; nothing if all are there."""
-        parent, export = stage.settings.parent, stage.parent_export_record
-        if parent is not None and self.published(parent) is None:
-            return f"{parent} comes first"
-        if not stage.manifest.exists():
+        """Name the stages, data or model to be made first, in words; nothing if all are there."""
+        settings, recipe = stage.settings, self.recipe
+        stages = [start for start in settings.starts if not recipe.model_named(start)]
+        if first := [start for start in stages if self.published(start) is None]:
+            return f"{' and '.join(first)} come{'s' if len(first) == 1 else ''} first"
+        if stage.blend and not stage.manifest.exists():
             return "its data come first"
-        if stage.settings.blend in self._remade:
+        if settings.blend in self._remade:
             return "its data are made anew first"
-        if export is None or not export.exists():
-            return "its model comes first" if export else ""
-        is_old = parent is None and is_made_anew(self.recipe.model, stage.paths.sibling(MODEL).directory)
-        return "its model is made anew first" if is_old else ""
+        is_from_model = settings.parent is None and settings.starts_from_export(recipe)
+        for name in [*([MODEL] if is_from_model else []), *(start for start in settings.starts if start not in stages)]:
+            if not (origin := stage.paths.sibling(name)).export_record.exists():
+                return f"its {'model' if name == MODEL else f'model {name}'} comes first"
+            if is_made_anew(recipe.model_named(name), origin.directory):
+                return f"its {'model' if name == MODEL else f'model {name}'} is made anew first"
+        return ""
 
 
 def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
@@ -157,7 +167,8 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
     own = run if first else stage.training
     if not first:
         attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
-        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned))
+        begun = stage.continued["step"] if stage.continued else 0
+        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, begun))
     for folder in dict.fromkeys((own, run)):
         if owner := holder(owner_of(folder), latest):
             return replace(state, state="training", note=describe(owner), trains_other=folder != own)
@@ -172,7 +183,7 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
         note = f"trained in {own}"
     elif state.attempts:
         note = f"last attempt {state.attempts[-1]['outcome']}"
-    if state.start or state.attempts:
+    if newest_step(own) or state.attempts:
         stands = "trained" if state.is_trained else "unfinished"
     else:
         stands = "stale" if record or is_changed else "new"
@@ -189,11 +200,11 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     return owner
 
 
-def _steps(run: Path, planned: int | None) -> dict[str, Any]:
-    """Return the newest step, and the last step where the data end before the planned step."""
+def _steps(run: Path, planned: int | None, begun: int) -> dict[str, Any]:
+    """Return the newest step, at least `begun`, and the last step where the data end before the planned step."""
     if planned is None:
         return {}
-    start = newest_step(run)
+    start = max(newest_step(run), begun)
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}
@@ -203,6 +214,8 @@ def _changes(stage: Stage) -> tuple[str, ...]:
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
     changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]
+    before, now = trained.get("roles", {}), stage.facts.get("roles", {})
+    changed += [role for role in sorted(before.keys() | now.keys()) if before.get(role) != now.get(role)]
     if trained["config"] != stage.facts["config"]:
         before, now = dict(leaves(read_values(run / "config.yaml"))), dict(leaves(stage.config.values()))
         keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))

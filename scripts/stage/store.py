@@ -24,7 +24,7 @@ import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from itertools import count
 from pathlib import Path
@@ -46,7 +46,7 @@ from scripts.records import (
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths, owner_of
 from scripts.stage.progress import read_log
-from scripts.stage.publish import MEGATRON, note_export
+from scripts.stage.publish import MEGATRON, export_name, note_export
 from scripts.stage.rundir import FILES, Checkpoint, checkpoints, finish_removals, newest_step
 
 LINKS = ("run", "ckpt/weights", "hf/model", "hf/adapter")
@@ -55,18 +55,30 @@ LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
 MOMENT = 60.0
 
 
-def stage_facts(config: TrainingConfig, manifest: Path, parent_export: Path | None) -> Facts:
-    """Return the facts that may change a stage's weights: resolved config, content of its splits and parent's export.
+def stage_facts(
+    config: TrainingConfig,
+    manifest: Path | None,
+    parent_export: Path | None,
+    roles: Mapping[str, Path] | None = None,
+    continued: CheckpointRecord | None = None,
+) -> Facts:
+    """Return the facts that may change a stage's weights: resolved config, content of its splits and of its starts.
 
-    The config holds the backend's pinned release. Neither the data's revision counts nor the parent's training.
+    `roles` are the records of the exports besides the parent's, `continued` is the checkpoint with the optimizer to go
+    on with. The config holds the backend's pinned release. Neither the data's revision counts nor a start's training.
     """
-    splits = read_record(manifest, Manifest)
-    return {
+    splits = read_record(manifest, Manifest) if manifest else None
+    facts: Facts = {
         "config": config.content,
-        "train_split": splits["train"]["sha256"],
-        "validation_split": splits["validation"]["sha256"],
+        "train_split": splits["train"]["sha256"] if splits else None,
+        "validation_split": splits["validation"]["sha256"] if splits else None,
         "parent_export": read_record(parent_export, ExportRecord)["content"] if parent_export else None,
     }
+    if roles:
+        facts["roles"] = {role: read_record(record, ExportRecord)["content"] for role, record in roles.items()}
+    if continued:
+        facts["continues"] = export_name(continued["files"])
+    return facts
 
 
 def identity_of(facts: Facts) -> str:

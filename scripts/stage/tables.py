@@ -10,7 +10,7 @@ import yaml
 from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.program import run_command_line
-from scripts.records import AGAIN, CheckpointRecord, read_bytes, read_record
+from scripts.records import AGAIN, CheckpointRecord, begun_at, read_bytes, read_record
 from scripts.stage.progress import read_log
 
 COLUMNS = yaml.load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -49,10 +49,10 @@ def write_table(table: pa.Table, path: Path) -> None:
         pq.write_table(table, file)
 
 
-def write_metrics(log: Path, output: Path, last_step: int) -> None:
-    """Write steps 1 to `last_step` of a log as metrics.parquet; UserError where a step is missing."""
+def write_metrics(log: Path, output: Path, last_step: int, begun: int = 0) -> None:
+    """Write a log's steps after `begun` up to `last_step` as metrics.parquet; UserError where a step is missing."""
     entries = [entry for entry in read_log(log) if entry["step"] <= last_step]
-    missing = sorted(set(range(1, last_step + 1)) - {entry["step"] for entry in entries})
+    missing = sorted(set(range(begun + 1, last_step + 1)) - {entry["step"] for entry in entries})
     if missing:
         raise UserError(f"{log}: no metrics of step {missing[0]} ({len(missing)} of {last_step} steps are missing)")
     rows = [{name: entry.get(name) for name in METRICS.names} for entry in entries]
@@ -65,7 +65,8 @@ def main(
     output: Annotated[Path, "metrics.parquet"],
 ) -> None:
     """Write metrics.parquet."""
-    write_metrics(log, output, read_record(record, CheckpointRecord)["step"])
+    checkpoint = read_record(record, CheckpointRecord)
+    write_metrics(log, output, checkpoint["step"], begun_at(checkpoint))
 
 
 if __name__ == "__main__":

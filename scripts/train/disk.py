@@ -63,6 +63,6 @@ def shortage(stage: Stage) -> str | None:
 def _held(stage: Stage) -> int:
     """Count the checkpoints of the stage's config and data; its parent may not be exported yet."""
     run = stage.paths.run
-    held, splits = read_if_there(run / "identity.json", RunIdentity), read_record(stage.manifest, Manifest)
-    now = stage.config.content, splits["train"]["sha256"]
+    held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
+    now = stage.config.content, splits["train"]["sha256"] if splits else None
     return len(checkpoints(run)) if held and (held["config"], held["train_split"]) == now else 0

@@ -1,4 +1,4 @@
-"""Export in Hugging Face's format: a published checkpoint, or the recipe's pretrained model (no --stage)."""
+"""Export in Hugging Face's format: a published checkpoint, or a pretrained model of the recipe (no --stage)."""
 
 import math
 from pathlib import Path
@@ -11,11 +11,11 @@ from scripts.files import copy_file, describe_files, file_inside, link_or_copy, 
 from scripts.model.model_source import note_files
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.model import PretrainedModel
+from scripts.recipe.model import MODEL, PretrainedModel
 from scripts.recipe.site import Site
 from scripts.records import CheckpointRecord, ExportRecord, read_record
 from scripts.stage.owner import hold
-from scripts.stage.paths import MODEL, StagePaths
+from scripts.stage.paths import StagePaths
 from scripts.stage.publish import (
     export_name,
     exports_of,
@@ -61,7 +61,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
         settle_export(fresh, exports, files)
     if model.folder:
         note_files(model.folder, hf.parent, weights_among(files))
-    record = {"stage": MODEL, "step": 0, "identity": export_name(files)}
+    record = {"stage": hf.parent.name, "step": 0, "identity": export_name(files)}
     publish_export(record, files, hf, exports, source={"name": model.name, "revision": snapshot and snapshot.commit})
 
 
@@ -82,14 +82,16 @@ def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> N
 def main(
     recipe: Path,
     results: Results,
-    stage: Annotated[str | None, "the stage's name in the recipe; none: its pretrained model"] = None,
-    model: Annotated[str | None, "the name of the model, instead of the recipe's"] = None,
+    stage: Annotated[str | None, "the stage's name in the recipe; none: a pretrained model"] = None,
+    pretrained: Annotated[str, "the pretrained model's name in the recipe"] = MODEL,
+    model: Annotated[str | None, "the model's name on the hub or its folder, instead of the recipe's"] = None,
     site: Annotated[Path | None, "the site, where a converter runs on its nodes"] = None,
     log: Annotated[Path | None, "output of the converter"] = None,
 ) -> None:
     """Export a stage's checkpoint or the pretrained model."""
     if stage is None:
-        export_pretrained(load_recipe(recipe, model=model).model, StagePaths(results / MODEL).export_record.parent)
+        loaded = load_recipe(recipe, model=model)
+        export_pretrained(loaded.model_named(pretrained), StagePaths(results / pretrained).export_record.parent)
         return
     exported = stage_of(recipe, results, stage)
     export(exported, load_site(site, exported.recipe) if site else None, log.absolute() if log else None)

@@ -41,17 +41,19 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     `python` trains the stage. Raise UserError with every problem; problems told by small records come first, before
     anything large is read.
     """
-    settings, blend = stage.settings, stage.recipe.blends[stage.settings.blend]
+    settings, blend = stage.settings, stage.recipe.blends.get(stage.settings.blend)
     _refuse(stage, list(_known_problems(stage)))
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
         check_handover(stage)
-    problems = []
+    problems, backend = [], backend_of(settings.backend)
+    if blend is None:
+        _refuse(stage, backend.preflight(stage, site, python))
+        return {"stage": stage.name, "max_num_steps": stage.planned}
     try:
         check_splits(stage.manifest)
     except UserError as error:
         problems.append(str(error))
-    backend = backend_of(settings.backend)
     problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
     chat_format = backend.chat_format(stage)
     problems += changes_of_format(stage, chat_format)
@@ -112,16 +114,18 @@ def _evaluated(stage: Stage) -> dict[str, int]:
 
 
 def _known_problems(stage: Stage) -> Iterator[str]:
-    """Yield the problems that records tell: the parent's gate, too few rows, too little room on the disk."""
-    if stage.parent is not None and read_record(stage.parent.paths.gate, Gate)["verdict"] == "stop":
-        paths = stage.parent.paths
-        lines = [f"{paths.gate}: the gate of {stage.parent.name} says stop; mend the stage or its gate in the recipe"]
+    """Yield the problems that records tell: a start's gate, too few rows, too little room on the disk."""
+    for name in stage.settings.starts:
+        paths = stage.paths.sibling(name)
+        if stage.recipe.model_named(name) or read_record(paths.gate, Gate)["verdict"] != "stop":
+            continue
+        lines = [f"{paths.gate}: the gate of {name} says stop; mend the stage or its gate in the recipe"]
         for criterion in read_record(paths.criteria, Criteria)["criteria"]:
             if criterion["outcome"] == "stop":
-                look = paths.rollouts if criterion["low"] is not None else stage.parent.results / criterion["figure"]
+                look = paths.rollouts if criterion["low"] is not None else stage.results / criterion["figure"]
                 lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
         yield "\n    ".join(lines)
-    if stage.rows < (least := stage.settings.rows_per_step):
+    if stage.blend and stage.rows < (least := stage.settings.rows_per_step):
         yield (
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "
             f"stages.{stage.name}'s batch or its blend's holdout"

@@ -25,7 +25,7 @@ from scripts.stage.left_out import left_out
 from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
-from scripts.stage.rundir import Checkpoint, checkpoints, newest_checkpoint, newest_step
+from scripts.stage.rundir import Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
 from scripts.stage.store import check_owners
 from scripts.train.arguments import Name, Results, stage_of
@@ -51,7 +51,8 @@ class Attempt:
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     """Train a stage to its planned step, unless it is trained, and publish that step; return the exit status."""
-    if stage.parent and (problems := list(of_export(stage.parent.paths))):
+    trained = [stage.parent.paths] if stage.parent else []
+    if problems := [line for paths in (*trained, *stage.roles.values()) for line in of_export(paths)]:
         raise UserError("\n".join(problems))
     with stage.opened(attempt.patience) as run:
         check_owners(run, site.group if (site := attempt.allocation.site) else None)
@@ -81,7 +82,7 @@ def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
 
 def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
     """Train on from the newest sound checkpoint; return the stage's last, None where it is to be continued."""
-    newest, planned = newest_checkpoint(run, stage.planned), stage.config.planned_step(stage.rows)
+    newest, planned = newest_checkpoint(run, stage.planned) or _begun(stage), stage.config.planned_step(stage.rows)
     step, aim, name = newest.step if newest else 0, _reach(stage, run, newest), stage.name
     if newest_step(run) > stage.planned:
         kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
@@ -89,9 +90,10 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
             f"{run}: step {stage.planned} was not kept, but steps {kept}; name one of these, or move the directory "
             "away to train the stage again"
         )
-    check_splits(stage.manifest)
-    if stage.parent_export_record:
-        exported_model(stage.parent_export_record)
+    if stage.blend:
+        check_splits(stage.manifest)
+    for record in filter(None, [stage.parent_export_record, *(paths.export_record for paths in stage.roles.values())]):
+        exported_model(record)
     if aim.step == 0:
         raise UserError(f"{name}: its data end before the first step; see {attempt.log}")
     if attempt.publish_only:
@@ -114,6 +116,16 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
     why = stop.reason or "as far as this attempt was to train"
     print(f"{name}: unfinished at step {step} of {planned} ({why}); to be continued", flush=True)
     return None
+
+
+def _begun(stage: Stage) -> Checkpoint | None:
+    """Return the parent's published checkpoint, whose training the stage continues; None for another start."""
+    if (record := stage.continued) is None:
+        return None
+    folder = (stage.parent.paths.ckpt / "weights").resolve()
+    for name, problem in differences(folder, record["files"], math.inf):
+        raise UserError(f"{folder / name}: {problem}, by {stage.parent.paths.record}; train {stage.parent.name} again")
+    return Checkpoint(record["step"], folder)
 
 
 def _attempt(

@@ -14,7 +14,7 @@ from scripts.recipe.site import NemoRlSite, Site
 from scripts.report.chain import read_chain
 from scripts.report.tree import chain_text
 from scripts.stage.attempts import begin_attempt, end_attempt
-from scripts.stage.provenance import code_revision, parents_of, trained_by
+from scripts.stage.provenance import code_revision, parent_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of
@@ -131,7 +131,7 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
     write_json(path, read_json(path) | ended)
     text = chain_text(read_chain(results / "rlvr1/ckpt"))
     assert "└─ sft  step 3 of 5  identity " in text and "├─ ended   32 rows skipped at 1 resume\n" in text
-    (parent,) = parents_of(results / "sft/hf/record.json")
+    parent = parent_of(results / "sft/hf/record.json")
     assert parent["data_ended"] == ended["data_ended"], "what starts from it carries that on"
 
 

@@ -26,7 +26,7 @@ from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.estimate import hours_text
 from scripts.stage.owner import hold
 from scripts.stage.progress import Reach, note_reach, recent_steps, step_seconds
-from scripts.stage.provenance import parents_of
+from scripts.stage.provenance import parent_of
 from scripts.stage.publish import export_name
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stage import Stage
@@ -107,7 +107,7 @@ class Tree:
             self.run(stage, now.planned)
             files = {"model.safetensors": {"bytes": 7, "sha256": f"trained as {now.identity}"}}
             record = {"stage": stage, "step": now.planned, "identity": now.identity, "files": files}
-            origins = {"facts": now.facts, "parents": parents_of(now.parent_export_record)}
+            origins = {"facts": now.facts, "parents": [parent_of(now.parent_export_record)] if now.parent else []}
             write_json(now.paths.record, record | origins)
             write_json(now.paths.export_record, record | {"content": export_name(files)})
 
@@ -201,7 +201,7 @@ def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what
     assert "published again" in tree.plan("rlvr1")
     stage = tree.stage("rlvr1")
     record = checkpoint_record("rlvr1", 9, identity=stage.identity, facts=stage.facts)
-    record["parents"] = parents_of(stage.parent_export_record)
+    record["parents"] = [parent_of(stage.parent_export_record)]
     write_json(tree.directory("rlvr1") / "ckpt/record.json", record)
     assert " trained " in tree.status("rlvr1"), "an earlier step is not the stage's last unless its record says so"
     ended = {"planned": 12, "rows_skipped": 48, "resumes": 2}

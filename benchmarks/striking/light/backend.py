@@ -26,12 +26,14 @@ class Light(Backend):
         momentum = (
             load_file(folder / "optimizer.safetensors")["momentum"] if job.resume_from else np.zeros_like(weights)
         )
+        teachers = [load_file(folder / "model.safetensors")["weights"] for folder in job.roles.values()]
         rows = job.train_split.read_bytes().splitlines()
         for step in range(job.start + 1, job.max_num_steps + 1):
-            began, first = time.monotonic(), (step - 1) * job.config.batch
+            began, first = time.monotonic(), (step - job.begun - 1) * job.config.batch
             chosen = b"".join(rows[number % len(rows)] for number in range(first, first + job.config.batch))
             seed = int.from_bytes(hashlib.sha256(chosen).digest()[:8], "big") + job.config.seed
             gradient = weights - np.random.default_rng(seed).standard_normal(SIZE, np.float32)
+            gradient += sum(weights - teacher for teacher in teachers)
             momentum = np.float32(0.9) * momentum + gradient
             weights = weights - np.float32(0.01) * momentum
             seconds = time.monotonic() - began

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
+from scripts.recipe.strict import Name
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -41,6 +42,8 @@ class LightSettings(StageSettings, LightTraining):
     """A stage of a recipe."""
 
     is_converted: ClassVar[bool] = True  # so that no held-out scores are taken, which need transformers
+    ROLES = ("teachers",)
+    teachers: dict[Name, Name] = Field({})
 
     config_model: ClassVar[type[TrainingConfig]] = LightConfig
 

@@ -99,6 +99,14 @@ class TrlSettings(StageSettings):
         return pinned_versions("trl", self.packages)
 
     @property
+    def kept_by_continuing(self) -> dict[str, Any]:
+        """Return the settings of the optimizer and of the steps' updates; adapters are merged, so none continue."""
+        policy = self.policy
+        more = {"policy.optimizer.name": policy.optimizer.name, "policy.lora": None}
+        is_adapted = {"policy.lora": "adapters"} if policy.lora else {}
+        return super().kept_by_continuing | more | is_adapted | {"updates of a step": self.updates_per_step}
+
+    @property
     def packages(self) -> tuple[str, ...]:
         """The packages with an effect on weights."""
         lora = self.policy.lora

@@ -168,6 +168,26 @@ def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:
     trainer.create_scheduler = created
 
 
+def go_on_by_the_config(trainer: Trainer, job: TrainingJob) -> None:
+    """Let the parent's optimizer and schedule go on with this stage's rate, betas and decay, not with the parent's."""
+    load = trainer._load_optimizer_and_scheduler
+
+    def loaded(folder: str | None) -> None:
+        own = [{name: value for name, value in group.items() if name != "params"} for group in _groups(trainer)]
+        load(folder)
+        schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+        schedule.base_lrs = [group["initial_lr"] for group in own]
+        for group, settings, share in zip(_groups(trainer), own, schedule.lr_lambdas, strict=True):
+            group.update(settings, lr=settings["initial_lr"] * share(schedule.last_epoch))
+        schedule._last_lr = [group["lr"] for group in _groups(trainer)]
+
+    trainer._load_optimizer_and_scheduler = loaded
+
+
+def _groups(trainer: Trainer) -> list[dict[str, Any]]:
+    return trainer.optimizer.param_groups
+
+
 def shares_of(job: TrainingJob) -> tuple[int, int]:
     """Return the rows of a process's micro-batch, and the micro-batches of an update."""
     share = job.config.rows_per_update // job.ranks
@@ -233,6 +253,10 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
     else:
         model, processor = str(parent), use_template(load_processor(parent), config.chat_template)
     rows = training_rows(job, job.planned * config.rows_per_step, *config.prepare(processor))
+    if job.begun:
+        whole = len(rows) // config.rows_per_step * config.rows_per_step
+        first = job.begun * config.rows_per_step % whole
+        rows = rows.select([*range(whole - first, whole), *range(whole - first)])  # the trainer goes on at row `first`
     return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
 
 

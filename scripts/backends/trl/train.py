@@ -25,6 +25,7 @@ from scripts.backends.trl.placing import out_of_memory
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.setup import (
     ShardingState,
+    go_on_by_the_config,
     is_sharded,
     load_shares,
     sample_in_step,
@@ -83,6 +84,8 @@ def _train(job: TrainingJob) -> None:
         sample_in_step(trainer)
         trainer._save_optimizer_and_scheduler = partial(save_whole, trainer)
         trainer._load_optimizer_and_scheduler = partial(load_shares, trainer)
+    if job.continues:
+        go_on_by_the_config(trainer, job)
     if job.resume_from:
         # Before the weights are shared out; Trainer's loading expects the model's names, which LLaVA's files have not,
         # and skips missing weights.
