@@ -92,6 +92,25 @@ class World:
         stage = Stage(self.recipe, self.root / "results", self.name)
         return StageContext(**vars(runtime_of(self.recipe, self.name, self.site)), stage=stage)
 
+    def taught(self, **sections: Any) -> "World":
+        """With the stage taught by its environment's teacher, whose export is the start's model in another folder."""
+        teacher = self.root / "results/swe1/hf/model"
+        teacher.mkdir(parents=True)
+        for file in (self.root / "model").iterdir():
+            shutil.copy(file, teacher)
+        world = self.config(grpo={"seq_logprob_error_threshold": 2})
+        told = {"teachers": {"solver": "swe1"}, "distillation": {"of": {"math": "solver"}}}
+        cluster = {"num_nodes": 180, "teacher_nodes": 4}
+        return world.stage(**{"algorithm": "distillation", "cluster": cluster} | told | sections)
+
+    def teacher(self, template: str | None = None, **values: Any) -> "World":
+        """With another config or template of the teacher's."""
+        folder = self.root / "results/swe1/hf/model"
+        if template:
+            (folder / "chat_template.jinja").write_text(template)
+        (folder / "config.json").write_text(json.dumps(values))
+        return self
+
     def of(self, name: str) -> "World":
         return replace(self, name=name)
 

@@ -33,7 +33,7 @@ def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
     ("name", "training"),
     [
         ("ultra3", [64, 64, 32, 32, 64, 64, 64]),
-        ("omni3-mopd", [8]),
+        ("omni3-mopd", [8, 8]),
         ("mopd-qwen3-1.7b", [1]),
         ("super3", [32] * 6),
         ("super3-b200", [32] * 6),
@@ -69,7 +69,7 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
 @pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo"), ("steps-dpo-tiny", "dpo")])
 def test_every_gpu_of_a_dpo_stage_gets_as_many_pairs(name, stage):
     settings = recipe_of(name).stages[stage]
-    gpus = settings.cluster.num_nodes * gpus
+    gpus = settings.cluster.num_nodes * 8
     assert settings.policy["train_global_batch_size"] % gpus == 0
     assert settings.dpo.get("val_global_batch_size", 8) % gpus == 0, "8 is what dpo.yaml of NeMo-RL says"
 
@@ -90,6 +90,17 @@ def test_stages_follow_each_other_in_the_published_order(name, order):
     if recipe.left_out:
         whole = whole_recipe(name)
         assert whole.stage_order() == ["sft", *order] and whole.stages[order[0]].parent == "sft"
+
+
+def test_ultras_teachers_stand_beside_each_other_and_teach_the_student_that_they_start_from():
+    recipe = recipe_of("ultra3")
+    starts = {name: recipe.stages[name].starts for name in recipe.stage_order()}
+    student, teachers = "student_rlvr2", ["rlhf_teacher", "ifbench_teacher", "reasoning_teacher", "swe_teacher"]
+    assert starts.pop("mopd") == [student, *teachers]
+    assert starts == {"student_rlvr1": [], student: ["student_rlvr1"]} | {name: [student] for name in teachers}
+    assert recipe.stages[student].continues == "student_rlvr1" and recipe.stages[student].max_num_steps == 128 + 50
+    assert {blend.holdout for blend in recipe.blends.values()} == {100}
+    assert all(stage.resources.nodes % 16 == 0 for stage in recipe.stages.values()), "segments of 16 nodes"
 
 
 @pytest.mark.parametrize("name", PRODUCTION)

@@ -38,7 +38,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     }
 
     config_model = NemoRlConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger", "teachers"}
+    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
     LATER: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher")
     """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)

@@ -54,9 +54,9 @@ def check_advantage(context: StageContext) -> Iterator[Finding]:
 def check_formats(context: StageContext) -> Iterator[Finding]:
     """Find teachers who read the student's tokens or turns otherwise, or fewer of them."""
     stage, length = context.stage, context.settings.max_length
-    student = chat_format_of(stage)
-    for role, folder in stage.role_exports.items() if student else ():
-        if not (folder / "config.json").is_file():
+    student = chat_format_of(stage) if stage.role_exports else None
+    for role, folder in stage.role_exports.items():
+        if student is None or not (folder / "config.json").is_file():
             continue
         found = student.changes(ChatFormat.of(folder))
         if stage.settings.template_change:
