@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common import ROOT, command_line, head
 from benchmarks.common import row as row_of
 from scripts.errors import shortened
+from scripts.stage.paths import STORE
 from scripts.stage.provenance import git
 from tests.conftest import Workflow
 from tests.slurm.chain import SAVE_PERIOD, STAGE, STEPS, Chain, make_base
@@ -114,10 +115,10 @@ def cause(
         one = replace(one, runtime=slow * one.runtime)
     subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
     began, load = time.monotonic(), os.getloadavg()[0]
-    stage = root / "results/short" / STAGE
-    stage.mkdir(parents=True)
+    volume = root / "results" / STORE
+    volume.mkdir(parents=True)
     if one.volume_mb:  # before the hosts are there, which would not see it otherwise
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={one.volume_mb}m", "tmpfs", stage], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={one.volume_mb}m", "tmpfs", volume], check=True)
     try:
         place = directory / f"slurm{number}"
         with Cluster(place, requeue_delay=5, containers=containers, **one.cluster) as cluster:
@@ -127,7 +128,7 @@ def cause(
         return False
     finally:
         if one.volume_mb:
-            subprocess.run(["umount", "--lazy", stage], check=True)
+            subprocess.run(["umount", "--lazy", volume], check=True)
     wall = time.monotonic() - began
     print(f"{name}: {wall:.0f} s, {outcome.lost} steps lost", *outcome.problems, sep="\n    ", flush=True)
     run = {"fault": name, "commit": git(ROOT, "rev-parse", "--short", "HEAD"), "cores": os.cpu_count()}

@@ -19,8 +19,8 @@ from scripts.stage.tables import ROLLOUTS, read_table
 
 def main(
     stage: Annotated[Path, "the stage's directory"],
+    manifest: Annotated[Path | None, "the blend's manifest.json; none: the stage has no rows"],
     output: Annotated[Path, "HTML"],
-    manifest: Annotated[Path | None, "the blend's manifest.json"] = None,
 ) -> None:
     """Write the page of a trained stage."""
     paths, blend = StagePaths(stage), read_record(manifest, Manifest) if manifest else None

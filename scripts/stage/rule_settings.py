@@ -202,7 +202,7 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
 
 
 def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
-    """Names of blend and parent, whose files may be older than the checkpoint."""
+    """Names of blend and starts, whose files may be older than the checkpoint."""
     stage = recipe.settings_of(paths.name)
 
     def is_other() -> bool:
@@ -212,7 +212,8 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
         is_other_parent = bool(record) and stage.parent not in recipe.choices and parent != stage.parent
         return is_other_parent or record.get("data", {}).get("blend", stage.blend) != stage.blend
 
-    return RuleSettings({"blend": stage.blend, "parent": stage.parent}, [paths.ckpt, paths.record], is_other)
+    more = {name: value for name, value in (("roles", stage.roles), ("continues", stage.continues)) if value}
+    return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)
 
 
 def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from scripts.stage.attempts import read_attempts
+from scripts.stage.paths import STORE
 from tests.slurm.chain import STEPS, Chain
 from tests.slurm.cluster import Cluster
 from tests.slurm.fault import MIDDLE, Fault, Outcome, at_each_step, suffer
@@ -174,7 +175,7 @@ def _hang(chain: Chain) -> None:
 
 
 def _fill_disk(chain: Chain) -> None:
-    filler = chain.directory / "filler"
+    filler = chain.root / "results" / STORE / "filler"
     chain.strike()
     with contextlib.suppress(OSError), filler.open("wb") as file:
         while True:

@@ -104,6 +104,28 @@ def test_micro_batches_learn_what_whole_batches_learn(stages, trained):
     assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
 
 
+@pytest.mark.parametrize("trained", ["sft", "dpo", "text"], indirect=True)
+def test_a_stage_that_continues_has_the_moments_of_its_parent_its_own_rate_and_its_first_rows(stages, trained):
+    name, parent = trained
+    last, rate = STEPS + 3, 5e-4
+    job = otherwise(stages.job(name, f"{name}.on", last, **stages.parent), optimizer={"lr": rate})
+    job = replace(job, resume_from=checkpoint(parent, STEPS), begun=STEPS)
+    assert job.continues
+    train(job)
+    assert [step["step"] for step in logged(job.run)] == list(range(STEPS + 1, last + 1))
+    assert [step["lr"] for step in logged(job.run)] == [rate] * 3
+    if name != "text":  # whose tokens are sampled
+        assert [step["tokens"] for step in logged(job.run)] == [step["tokens"] for step in logged(parent)[:3]]
+    moments = torch.load(checkpoint(job.run, last) / "optimizer.pt", weights_only=True)["state"]
+    assert {int(state["step"]) for state in moments.values()} == {last * job.config.updates_per_step}
+    parts = replace(job, run=job.run.with_name(f"{name}.on.parts"), max_num_steps=STEPS + 1)
+    (parts.run / "checkpoints").mkdir(parents=True)
+    train(parts)
+    train(replace(parts, max_num_steps=last, resume_from=checkpoint(parts.run, STEPS + 1)))
+    assert weights_hash(parts.run, last) == weights_hash(job.run, last)
+    assert weights_hash(job.run, last) != weights_hash(parent, STEPS)
+
+
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused"])
 def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
     job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})
