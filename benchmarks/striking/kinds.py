@@ -39,6 +39,17 @@ def light_recipe(children: int) -> dict:
     return recipe
 
 
+def graph_recipe() -> dict:
+    """Backend `light`: a base, two branches, a student of both, and a stage that goes on with the first branch."""
+    recipe = light_recipe(2)
+    base, first, second = recipe["stages"].values()
+    teachers = {"one": "first", "two": "second", "start": "base"}
+    student = first | {"teachers": teachers, "resources": {"runtime": 90}}
+    longer = {key: value for key, value in second.items() if key != "parent"} | {"continues": "first", "steps": 40}
+    recipe["stages"] = {"base": base, "first": first, "second": second, "student": student, "longer": longer}
+    return recipe
+
+
 def trl_recipe(stages: tuple[str, ...] = ("sft", "rlvr1", "rlhf")) -> dict:
     """The tests' short chain with a checkpoint every three steps."""
     recipe = yaml.safe_load((ROOT / "tests/short.yaml").read_text())
@@ -146,6 +157,7 @@ SELDOM = {"snakemake": 0.25, "demo.synthesize": 0.5}
 TRAINED = {"train.run": 0.9}
 KINDS = {
     "light": Kind("a training without torch, on this machine", light_recipe(6), aims=SELDOM | TRAINED),
+    "graph": Kind("light, with teachers and a training that goes on", graph_recipe(), aims=SELDOM | TRAINED),
     "trl": Kind("trl, on this machine", trl_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12)),
     "slurm": Kind(
         "a training without torch, Slurm jobs on three hosts", light_recipe(2), slurm=True, aims=SELDOM, seconds=(2, 12)

@@ -183,6 +183,10 @@ class Backend:
     def seal_finished(self, run: Path) -> None:
         """Seal the whole checkpoints that a program of the backend left in a run directory."""
 
+    def begin_from(self, run: Path, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
+        """Return the checkpoint from which a stage goes on with its parent's training: the parent's own."""
+        return parent
+
     def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
         """How far an attempt gets from the newest checkpoint: to the step `planned`, or to where the data end."""
         return Reach(planned)

@@ -199,7 +199,7 @@ class StageSettings(Training):
         if not isinstance(data, dict) or data.get("continues") is None:
             return data
         if data.get("parent") not in (None, data["continues"]):
-            raise invalid(f"is the parent; leave parent: {data['parent']} out", "continues")
+            raise invalid(f"continues names the parent; leave parent: {data['parent']} out")
         return data | {"parent": data["continues"]}
 
     @property

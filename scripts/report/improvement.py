@@ -97,23 +97,27 @@ def _step(stage: str, value: float, change: Interval) -> Step:
 class Lineage:
     """The stages of a run, parents first, each with the parent's name or ""; `sweep_of`: the sweep of each variant.
 
-    `choices`: choice.json by the name that children give as parent.
+    `choices`: choice.json by the name that children give as parent; `roles`: each stage's other starts by role.
     """
 
     parents: Mapping[str, str]
     sweep_of: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, Choice] = field(default_factory=dict)
+    roles: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @cached_property
     def started(self) -> dict[str, str]:
         """The folder that each stage starts from, a choice resolved to the best; checkpoints count as stages."""
         found: dict[str, str] = {}
         for name, parent in self.parents.items():
-            start = self.choices[parent]["chosen"][0] if parent in self.choices else parent
+            start = self._chosen(parent)
             if start not in self.parents and self.stage_of(start) in found:
                 found[start] = found[self.stage_of(start)]
             found[name] = start
         return found
+
+    def _chosen(self, name: str) -> str:
+        return self.choices[name]["chosen"][0] if name in self.choices else name
 
     def stage_of(self, name: str) -> str:
         """Return the stage of a checkpoint's folder; any other name unchanged."""
@@ -134,11 +138,12 @@ class Lineage:
         return {self.card_of(name): self.card_of(start) for name, start in self.started.items()}
 
     def chains(self, scores: Mapping[str, float]) -> list[list[str]]:
-        """Return the chain to every leaf, parents first.
+        """Return the chain to every leaf, which no stage starts from in any role, parents first.
 
         A sweep without children is one leaf: the chosen variant, else the variant with the highest score.
         """
         starts = {parent for parent in self.started.values() if parent}
+        starts |= {self._chosen(start) for roles in self.roles.values() for start in roles.values()}
         starts |= {self.stage_of(start) for start in starts} | {self.card_of(start) for start in starts}
         chosen = {choice["chosen"][0] for choice in self.choices.values()}
         leaves: dict[str, list[str]] = {}

@@ -61,6 +61,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         progress=progress | {card: swept["progress"] for card, swept in sweeps.items()},
         sweeps=sweeps,
         lines=_lines(lineage.cards),
+        roles={lineage.card_of(name): roles for name, roles in lineage.roles.items()},
         marks=MARKS,
         verdicts=list(_verdicts(results, lineage, chains, scored)),
         cost=total(stage.cost for stage in trained.values()),

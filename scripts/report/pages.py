@@ -32,7 +32,8 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     chosen = {name: readable(paths[name].choice, Choice, tells=True) for name in loaded.choices}
     choices = {name: choice for name, choice in chosen.items() if choice}
     parents = {name: loaded.stages[name].parent or "" for name in stages}
-    write_overview(results, Lineage(parents, sweep_of, choices), results / "overview.html")
+    roles = {name: loaded.stages[name].roles for name in stages}
+    write_overview(results, Lineage(parents, sweep_of, choices, roles), results / "overview.html")
     table = pd.DataFrame(rows_of(paths[name] for name in stages))
     write_text(results / "summary.csv", table.to_csv(index=False, float_format="%.6g"))
     evaluations = [readable(paths[name].evaluation, Evaluation, tells=True) for name in stages]

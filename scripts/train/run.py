@@ -82,7 +82,7 @@ def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
 
 def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
     """Train on from the newest sound checkpoint; return the stage's last, None where it is to be continued."""
-    newest, planned = newest_checkpoint(run, stage.planned) or _begun(stage), stage.config.planned_step(stage.rows)
+    newest, planned = newest_checkpoint(run, stage.planned) or _begun(stage, run), stage.config.planned_step(stage.rows)
     step, aim, name = newest.step if newest else 0, _reach(stage, run, newest), stage.name
     if newest_step(run) > stage.planned:
         kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
@@ -118,14 +118,14 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
     return None
 
 
-def _begun(stage: Stage) -> Checkpoint | None:
+def _begun(stage: Stage, run: Path) -> Checkpoint | None:
     """Return the parent's published checkpoint, whose training the stage continues; None for another start."""
     if (record := stage.continued) is None:
         return None
     folder = (stage.parent.paths.ckpt / "weights").resolve()
     for name, problem in differences(folder, record["files"], math.inf):
         raise UserError(f"{folder / name}: {problem}, by {stage.parent.paths.record}; train {stage.parent.name} again")
-    return Checkpoint(record["step"], folder)
+    return backend_of(stage.config.backend).begin_from(run, Checkpoint(record["step"], folder), stage.config)
 
 
 def _attempt(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from scripts.backends.nemo_rl.continuing import lay_in
 from scripts.backends.nemo_rl.export import WORKER, convert
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.load import load_recipe, load_site
@@ -80,6 +81,17 @@ def test_the_stand_in_does_as_the_real_loop(inputs, real, stand_in, kind, schedu
             file.write(json.dumps({"kind": kind, "schedule": schedule} | found) + "\n")
     assert found["StandIn"] == found["Real"]
     assert found["Real"][-1]["reached"] or schedule == "weights not taken", "a start that does nothing compares nothing"
+
+
+@pytest.mark.parametrize("kind", ["sync", "sft"])
+def test_the_real_loop_goes_on_with_a_parents_checkpoint_at_its_own_first_row(inputs, real, kind):
+    runs = inputs / "continued" / kind
+    assert real.train(kind, Start(most=2), runs / "parent")["loader"]["rows"] == 4
+    (runs / "child/checkpoints").mkdir(parents=True)
+    lay_in(runs / "child", newest_checkpoint(runs / "parent"), is_asynchronous=False)
+    child = real.train(kind, Start(most=4), runs / "child")
+    assert child["lines"] == [3, 4] and child["sealed"][-1] == 4
+    assert child["info"]["total_steps"] == 4 and child["loader"]["rows"] == 4, "of the child's own"
 
 
 SFT_RECIPE = """\

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from benchmarks.striking.chain import Chain
-from benchmarks.striking.kinds import Kind, light_recipe
+from benchmarks.striking.kinds import Kind, graph_recipe
 from scripts.report.chain import read_chain
 from scripts.report.tree import chain_text
 from scripts.report.verify import verify
@@ -19,23 +19,12 @@ from scripts.report.verify import verify
 STOPS = [{"metric": "max_grad_norm", "max": 0.5, "action": "stop"}]
 
 
-def graph() -> dict:
-    """A base, two branches from it, a student of both, and a stage that goes on with the first branch."""
-    recipe = light_recipe(2)
-    base, first, second = recipe["stages"].values()
-    teachers = {"one": "first", "two": "second", "start": "base"}
-    student = first | {"teachers": teachers, "resources": {"runtime": 90}}
-    longer = {key: value for key, value in second.items() if key != "parent"} | {"continues": "first", "steps": 40}
-    recipe["stages"] = {"base": base, "first": first, "second": second, "student": student, "longer": longer}
-    return recipe
-
-
 class Graph:
     """A tree in which the graph is made."""
 
     def __init__(self, root: Path) -> None:
         self.chain, self.root, self.results = (
-            Chain(Kind("graph", graph()), root, os.environ),
+            Chain(Kind("graph", graph_recipe()), root, os.environ),
             root,
             root / "results/struck",
         )

@@ -14,6 +14,7 @@ from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
+from scripts.backends.nemo_rl.continuing import lay_in
 from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert
@@ -49,6 +50,10 @@ class NemoRl(Backend):
     chat_format = staticmethod(chat_format_of)
     seal_finished = staticmethod(seal_finished)
     export = staticmethod(convert)
+
+    def begin_from(self, run: Path, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
+        """Lay the parent's checkpoint into the run, whose rows begin anew."""
+        return lay_in(run, parent, config.is_asynchronous)
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Start the driver in the Slurm job and watch to the end."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.continuing import begins_anew
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.stage.progress import Reach, note_reach, noted_reach
@@ -66,11 +67,13 @@ def sure_step(checkpoint: Checkpoint, rows: int) -> int:
     """Return the last step surely reached from a checkpoint of asynchronous GRPO."""
     config = checkpoint.path / "config.yaml"
     try:
-        grpo = yaml.safe_load(config.read_text(encoding="utf-8"))["grpo"]
+        saved = yaml.safe_load(config.read_text(encoding="utf-8"))
+        grpo, is_anew = saved["grpo"], begins_anew(saved)
         prompts, age = grpo["num_prompts_per_step"], grpo["async_grpo"]["max_trajectory_age_steps"]
     except (KeyError, TypeError) as error:
         raise _unknown(config, f"no {error}") from None
-    left = max(0, rows // prompts - batches_taken(checkpoint.path / LOADER, rows // prompts))
+    taken = 0 if is_anew else batches_taken(checkpoint.path / LOADER, rows // prompts)
+    left = max(0, rows // prompts - taken)
     return reached(checkpoint.step, left, generated_steps(checkpoint.path / BUFFER, prompts), age)
 
 

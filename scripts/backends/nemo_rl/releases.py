@@ -19,6 +19,7 @@ Ability = Literal[
     "writes_tokenizer_once",
     "awaits_all_stages",
     "names_automodel",
+    "begins_data_anew",
 ]
 OPD = "opd.py"
 """Module that asks the teacher of each row's agent, by which run_grpo_nemo_gym.py distils (MOPD)."""
@@ -60,6 +61,7 @@ class Release(Strict):
     - low_ports: NeMo-RL's own ports lie below 9000.
     - writes_tokenizer_once: one rank alone writes the tokenizer.
     - awaits_all_stages: a pipeline's ranks all record the experts' losses.
+    - begins_data_anew: a checkpoint of another data set does not move the data loader.
     - names_automodel: ``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on.
     """
 

@@ -147,22 +147,23 @@ def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
         return
     if rows is None:
         return
-    planned, batches = stage.planned_step(rows), rows // stage.rows_per_step
+    planned, batches, before = stage.planned_step(rows), rows // stage.rows_per_step, context.stage.parent
+    begun = before.planned or 0 if stage.continues and before else 0
     too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
     if planned < 1:
         yield context.error(
             4,
             f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
         )
-    elif stage.is_asynchronous and planned > batches - PREFETCHED_STEPS:
+    elif stage.is_asynchronous and planned - begun > batches - PREFETCHED_STEPS:
         yield context.error(
             4,
             f"{too_many}, and asynchronous training may lose the last {PREFETCHED_STEPS}, which it generates ahead; "
-            f"set it to {batches - PREFETCHED_STEPS} at most or leave it out",
+            f"set it to {batches - PREFETCHED_STEPS + begun} at most or leave it out",
         )
-    elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
+    elif not stage.is_asynchronous and isinstance(epochs, int) and planned - begun > batches * epochs:
         yield context.error(
             4,
-            f"{too_many} in each of {epochs} epochs; set it to {batches * epochs} at most, or raise "
+            f"{too_many} in each of {epochs} epochs; set it to {batches * epochs + begun} at most, or raise "
             f"{stage.loop}.max_num_epochs",
         )
