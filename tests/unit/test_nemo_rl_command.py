@@ -228,7 +228,7 @@ def test_what_triton_and_vllm_compile_stays_on_the_node_where_the_launcher_has_i
 
 
 COMMAND_VARIABLE = re.compile(r"^ +([A-Z][A-Z0-9_]*)=(\S*) \\$", re.MULTILINE)
-ULTRAS_VARIABLE = re.compile(r"^([A-Z][A-Z0-9_]*)=(\S*) \\$", re.MULTILINE)
+ULTRAS_VARIABLE = re.compile(r"^([A-Z][A-Z0-9_]*)=(?!\$\()(\S*) \\$", re.MULTILINE)
 SEEDED = {"NRL_VLLM_CACHE_SEED_DIR", "UV_CACHE_DIR", "HF_HOME", "HF_TOKEN"}
 EXPORTED = re.compile(r'^export ([A-Z][A-Z0-9_]*)="\$\{\w+:-(.*)\}"$', re.MULTILINE)
 OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_MISMATCH"}  # docs/nemo_rl.md says why
