@@ -24,7 +24,7 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.training import DRIVERS
-from scripts.backends.nemo_rl.upstream import any_launch, load_upstream
+from scripts.backends.nemo_rl.upstream import any_launch, load_upstream, unknown_keys
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
@@ -125,6 +125,31 @@ def test_one_teacher_of_all_rows_is_told_by_the_teachers_own_section():
     assert not any(OPD_SECTION in text or "distillation.default" in text for text in told)
     stage = recipe.stages["distilled"]
     assert (stage.rows_per_step, stage.samples_per_step, stage.is_asynchronous) == (64, 64, False)
+
+
+@pytest.fixture
+def scored(tmp_path):
+    """A recipe of a reward model."""
+    blends = {"blends": {"pairs": {"kind": "preferences"}}}
+    path = tmp_path / "made.yaml"
+    path.write_text(yaml.safe_dump(MADE["recipe"] | blends | {"release": "v0.7.0", "stages": {"rm": MADE["reward"]}}))
+    return load_recipe(path)
+
+
+def test_a_reward_model_is_trained_on_pairs_in_the_starts_own_template(scored):
+    told = hydra_overrides(any_launch("rm", scored, Path("/none")))
+    assert "++policy.tokenizer.chat_template=default" in told, "rm.yaml has Llama's"
+    assert {"rm.max_num_steps=1", "rm.val_period=16", "+data.train.data_path=/anywhere/data/train-split.jsonl"} < {
+        *told
+    }
+    stage = scored.stages["rm"]
+    assert (stage.kind, stage.rows_per_step, stage.planned_step(1300)) == ("preferences", 128, 10)
+
+
+@needs_checkouts
+@pytest.mark.parametrize("release", ["v0.6.0", "v0.7.0", "main", "super-v3"])
+def test_a_reward_models_keys_are_those_of_each_release(scored, release):
+    assert unknown_keys(scored.model_copy(update={"release": release}), Path(CHECKOUTS, release), "rm") == []
 
 
 def test_routes_are_part_of_what_is_trained_and_earlier_stages_know_nothing_of_them(made):
