@@ -39,7 +39,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     config_model = NemoRlConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
-    LATER: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher")
+    ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher")
     """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
     default_seed = None
@@ -62,7 +62,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
-        for name in (*(["sft"] if self.algorithm != "sft" else []), *(key for key in self.LATER if not values[key])):
+        for name in (*(["sft"] if self.algorithm != "sft" else []), *(key for key in self.ADDED if not values[key])):
             del values[name]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
             values["template_sha256"] = sha256_file(Path(self.chat_template))
