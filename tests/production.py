@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
+from scripts.backends.nemo_rl.checks.teachers import TEACHER
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release, load_releases
 from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.training import ROUTING
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.yaml_file import leaves, read_yaml
 from tests.conftest import ROOT
 
 PRODUCTION = sorted(path.stem for path in (ROOT / "config/recipes").glob("*.yaml") if "\nrelease: " in path.read_text())
+GPUS = {"ultra3": 4, "lightning35-rlvr": 4}
+"""GPUs of a node by recipe, where not 8."""
 TRIED = [name for name, release in load_releases().items() if release.is_tried]
 CHECKOUTS, PYTHON = (os.environ.get(f"STAGECOACH_NEMO_RL{name}", "") for name in ("", "_PYTHON"))
 needs_checkouts = pytest.mark.skipif(
@@ -43,7 +47,9 @@ def stages_of(recipe: Recipe) -> dict[str, NemoRlSettings]:
 
 def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
     """Return a stage's settings in the recipe, by NeMo-RL's keys."""
-    ours = dict(leaves({section: getattr(stage, section) for section in SETTINGS}))
+    sections = {section: getattr(stage, section) for section in SETTINGS}
+    sections["distillation"] = {key: value for key, value in stage.distillation.items() if key not in ROUTING}
+    ours = dict(leaves(sections))
     ours |= dict(leaves(stage.add))
     ours |= {"cluster.num_nodes": stage.cluster.num_nodes}
     ours |= {"checkpointing.save_period": stage.checkpointing.save_period}
@@ -52,6 +58,8 @@ def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
         ours["policy.generation.colocated.resources.num_nodes"] = stage.cluster.generation_nodes
     if stage.cluster.judge_nodes and release.keys.judge_nodes:
         ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
+    if stage.cluster.teacher_nodes:
+        ours[f"{TEACHER}.num_nodes"] = stage.cluster.teacher_nodes
     if stage.max_num_steps is not None:
-        ours[f"{stage.algorithm}.max_num_steps"] = stage.max_num_steps
+        ours[f"{stage.loop}.max_num_steps"] = stage.max_num_steps
     return ours

@@ -27,7 +27,7 @@ PATTERNS = (
 )
 
 
-OUTPUT = "lm_head.weight"
+OUTPUT, HEAD = "lm_head.weight", "score.weight"
 A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", OUTPUT)
 
 
@@ -70,7 +70,11 @@ def check_model(folder: Path, like: Path | None = None) -> None:
         return
     wanted = tensors_of(like)
     is_tied = any(part.get("tie_word_embeddings") for part in _parts(config))
-    may_lack = {name for name in wanted.keys() ^ tensors.keys() if is_tied and name.endswith(OUTPUT)}
+    scores = has_reward_head(config)
+    if scores and not any(name.endswith(HEAD) for name in tensors):
+        raise UserError(f"{folder}: has no {HEAD}, a reward model's head; the conversion lost the head")
+    heads = ((OUTPUT,) if is_tied or scores else ()) + ((HEAD,) if scores else ())
+    may_lack = {name for name in wanted.keys() ^ tensors.keys() if name.endswith(heads)}
     missing, other = (sorted(a.keys() - b.keys() - may_lack) for a, b in ((wanted, tensors), (tensors, wanted)))
     if missing or other:
         first = f"no {missing[0]}" if missing else f"{other[0]}, which is not one of its tensors"

@@ -13,6 +13,7 @@ from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
+from tests.production import GPUS
 
 CHECKOUTS = os.environ.get("STAGECOACH_NEMO_RL")
 LATER = {"v0.7.0": ("v0.7.0", "main")}  # the releases that recipes of an earlier one are meant for as well
@@ -27,7 +28,11 @@ FINDINGS = {
     name: {("warning", OF_RLVR_AND_RLHF, 67), ("warning", OF_SWE, 67), ("warning", "swe2", 87)}
     for name in ("super3", "super3-b200", "super3-small")
 }
-OF_MAIN = {name: {("warning", "rlvr", 10)} for name in ("nano3", "lora-8b-megatron")}  # its configs save asynchronously
+FINDINGS |= {"ultra3": {("warning", "swe_teacher", 87)}, "lightning35-rlvr": {("warning", "rlvr", 67)}}
+FINDINGS |= {"mopd-qwen3-1.7b": {("warning", "mopd", 67)}}
+# its configs save asynchronously
+OF_MAIN = {name: {("warning", "rlvr", 10)} for name in ("nano3", "lora-8b-megatron")}
+OF_MAIN |= {"mopd-qwen3-1.7b": {("warning", "mopd", 10)}}
 NO_SLURM = ("warning", "all stages", 35)
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +58,7 @@ def doctor(tmp_path):
         site = {
             "name": "here",
             "threads": 1,
-            "slurm": {"partition": "batch", "gpus_per_node": 8, "max_runtime": 1440},
+            "slurm": {"partition": "batch", "gpus_per_node": GPUS.get(name, 8), "max_runtime": 1440},
             "mounts": [f"{tmp_path}:{tmp_path}"],
             "environment": {"HF_HOME": f"{tmp_path}/hub"},
             "nemo_rl": {
@@ -65,7 +70,8 @@ def doctor(tmp_path):
         }
         (tmp_path / "site.yaml").write_text(yaml.safe_dump(site))
         (tmp_path / "bin").mkdir()
-        (tmp_path / "bin/git").symlink_to(shutil.which("git"))
+        for program in ("git", "bash"):
+            (tmp_path / "bin" / program).symlink_to(shutil.which(program))
         config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
         config |= {"recipe": str(path), "site": f"{tmp_path}/site.yaml"}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))

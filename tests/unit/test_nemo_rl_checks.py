@@ -18,7 +18,7 @@ from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
-from scripts.backends.nemo_rl.checks.sums import GYM
+from scripts.backends.nemo_rl.checks.sums import GYM, check_rows_and_steps
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.releases import release_of
@@ -91,6 +91,25 @@ class World:
         """What a check is given."""
         stage = Stage(self.recipe, self.root / "results", self.name)
         return StageContext(**vars(runtime_of(self.recipe, self.name, self.site)), stage=stage)
+
+    def taught(self, **sections: Any) -> "World":
+        """With the stage taught by its environment's teacher, whose export is the start's model in another folder."""
+        teacher = self.root / "results/swe1/hf/model"
+        teacher.mkdir(parents=True)
+        for file in (self.root / "model").iterdir():
+            shutil.copy(file, teacher)
+        world = self.config(grpo={"seq_logprob_error_threshold": 2})
+        told = {"teachers": {"solver": "swe1"}, "distillation": {"of": {"math": "solver"}}}
+        cluster = {"num_nodes": 180, "teacher_nodes": 4}
+        return world.stage(**{"algorithm": "distillation", "cluster": cluster} | told | sections)
+
+    def teacher(self, template: str | None = None, **values: Any) -> "World":
+        """With another config or template of the teacher's."""
+        folder = self.root / "results/swe1/hf/model"
+        if template:
+            (folder / "chat_template.jinja").write_text(template)
+        (folder / "config.json").write_text(json.dumps(values))
+        return self
 
     def of(self, name: str) -> "World":
         return replace(self, name=name)
@@ -266,6 +285,13 @@ def test_a_right_recipe_on_a_right_site_has_no_findings(world, name):
 def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = world.with_all(wrong["world"])
     assert spoilt.found() == [Finding(spoilt.name, wrong["trap"], world.named(wrong["says"]), wrong.get("stops", True))]
+
+
+@pytest.mark.parametrize(("last", "says"), [(14, []), (15, ["set it to 14 at most or leave it out"])])
+def test_a_stage_that_continues_another_needs_rows_for_its_own_steps_alone(world, last, says):
+    longer = world.stage(max_num_steps=6).of("rlvr2").stage(continues="rlvr1", max_num_steps=last).rows(2570)
+    found = [finding.says for finding in check_rows_and_steps(longer.context())]
+    assert [text.rpartition("; ")[2] for text in found] == says
 
 
 def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on_the_cpu(world):

@@ -228,6 +228,8 @@ def test_what_triton_and_vllm_compile_stays_on_the_node_where_the_launcher_has_i
 
 
 COMMAND_VARIABLE = re.compile(r"^ +([A-Z][A-Z0-9_]*)=(\S*) \\$", re.MULTILINE)
+ULTRAS_VARIABLE = re.compile(r"^([A-Z][A-Z0-9_]*)=(?!\$\()(\S*) \\$", re.MULTILINE)
+SEEDED = {"NRL_VLLM_CACHE_SEED_DIR", "UV_CACHE_DIR", "HF_HOME", "HF_TOKEN"}
 EXPORTED = re.compile(r'^export ([A-Z][A-Z0-9_]*)="\$\{\w+:-(.*)\}"$', re.MULTILINE)
 OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_MISMATCH"}  # docs/nemo_rl.md says why
 
@@ -238,6 +240,8 @@ OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_M
     [
         ("super3", "rlvr1", "examples/nemo_gym/nemotron-3-super/super_launch.sh", {"PERSISTENT_CACHE"}, {"PYTHONPATH"}),
         ("super3-b200", "rlvr1", "super_launch.sh", OURS, set()),
+        ("ultra3", "mopd", "examples/nemo_gym/nemotron-3-ultra/ultra_launch.sh", OURS, SEEDED),
+        ("lightning35-rlvr", "rlvr", "examples/nemo_gym/nemotron-3.5-lightning/lightning35_launch.sh", OURS, SEEDED),
         ("omni3", "mpo", "scripts/nanov3_mpo.sh", OURS, {"HF_HOME", "TMPDIR", "TRITON_CACHE_DIR"}),
         ("omni3", "vision", "scripts/nanov3_vision_rl.sh", OURS, {"HF_HOME", "TMPDIR", "TRITON_CACHE_DIR"}),
     ],
@@ -245,7 +249,9 @@ OURS = {"NRL_MEGATRON_CHECKPOINT_DIR", "HF_MODULES_CACHE", "NRL_IGNORE_VERSION_M
 def test_a_launchers_variables_are_ours_but_for_those_with_a_reason(name, stage, launcher, besides, without):
     recipe = recipe_of(name)
     text = Path(CHECKOUTS, recipe.release, launcher).read_text()
-    pattern = EXPORTED if name == "omni3" else COMMAND_VARIABLE
+    pattern = {"omni3": EXPORTED, "ultra3": ULTRAS_VARIABLE, "lightning35-rlvr": ULTRAS_VARIABLE}.get(
+        name, COMMAND_VARIABLE
+    )
     theirs = {key: value for key, value in pattern.findall(text) if key not in {"GPUS_PER_NODE", "MOUNTS"}}
     ours = any_launch(stage, recipe, ROOT).runtime.environment
     assert theirs.keys() - ours.keys() == without

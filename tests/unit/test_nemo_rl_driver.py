@@ -132,8 +132,8 @@ def started(container, tmp_path):
     return start
 
 
-def test_there_are_39_production_stages():
-    assert len(STAGES) == 39, "33 of chains, six single steps"
+def test_there_are_51_production_stages():
+    assert len(STAGES) == 51, "45 of models, six generic steps"
 
 
 @pytest.mark.parametrize(("name", "stage"), STAGES)
@@ -151,9 +151,14 @@ def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, contai
     assert called["environment"]["PYTHONPATH"] == str(launch.runtime.checkout)
     if "uv" in launch.runtime.release.python:
         assert called["prefix"] == container(RECIPES[name].release)[1]["UV_PROJECT_ENVIRONMENT"]
+    teachers = [f"/teachers/{start}" for start in dict.fromkeys(launch.runtime.settings.teachers.values())]
     assert (tmp_path / "loaded").read_text().splitlines() == [
-        f"AutoConfig {MODEL} {{'trust_remote_code': True}}",
-        f"AutoTokenizer {MODEL} {{'trust_remote_code': True, 'use_fast': True}}",
+        line
+        for model in (MODEL, *teachers)
+        for line in (
+            f"AutoConfig {model} {{'trust_remote_code': True}}",
+            f"AutoTokenizer {model} {{'trust_remote_code': True, 'use_fast': True}}",
+        )
     ]
     assert float((launch.logs / DRIVER_STARTED).read_text()) == pytest.approx(time.time(), abs=60)
 

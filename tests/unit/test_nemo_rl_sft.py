@@ -160,7 +160,7 @@ def test_a_row_that_would_be_read_otherwise_is_refused_by_its_place(stage_of, ro
 
 
 def test_sft_wants_its_own_driver(stage_of):
-    with pytest.raises(UserError, match=r"stages.sft: entry must be examples/run_sft.py"):
+    with pytest.raises(UserError, match=r"stages.sft: entry must end in run_sft.py or run_vlm_sft.py"):
         stage_of(entry="examples/run_grpo.py")
 
 

@@ -14,13 +14,14 @@ from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves
 from tests.cases import cases
 from tests.conftest import ROOT
-from tests.production import PRODUCTION, recipe_of, stages_of, whole_recipe
+from tests.production import GPUS, PRODUCTION, recipe_of, stages_of, whole_recipe
 
 
 def nodes_to_train(recipe: Recipe, stage: NemoRlSettings) -> int:
-    """The nodes of a stage that neither generate nor judge."""
-    within = "judges_within_num_nodes" in release_of(recipe.release).can
-    return stage.cluster.num_nodes - stage.cluster.generation_nodes - within * stage.cluster.judge_nodes
+    """The nodes of a stage that neither generate nor judge nor teach."""
+    cluster, within = stage.cluster, "judges_within_num_nodes" in release_of(recipe.release).can
+    teachers = cluster.teacher_nodes * len({*stage.teachers.values()})
+    return cluster.num_nodes - cluster.generation_nodes - within * cluster.judge_nodes - teachers
 
 
 @cases("production_recipes.nodes", "name", "nodes")
@@ -30,7 +31,14 @@ def test_slurm_is_asked_for_the_nodes_that_the_release_means(name, nodes):
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    [("super3", [32] * 6), ("super3-b200", [32] * 6), ("super3-small", [8, 8, 8, 16, 16, 16])],
+    [
+        ("ultra3", [64, 64, 32, 32, 64, 64, 64]),
+        ("omni3-mopd", [8, 8]),
+        ("mopd-qwen3-1.7b", [1]),
+        ("super3", [32] * 6),
+        ("super3-b200", [32] * 6),
+        ("super3-small", [8, 8, 8, 16, 16, 16]),
+    ],
 )
 def test_what_neither_generates_nor_judges_trains(name, training):
     recipe = recipe_of(name)
@@ -39,11 +47,11 @@ def test_what_neither_generates_nor_judges_trains(name, training):
 
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_batches_add_up_and_divide_among_the_training_gpus(name):
-    recipe = whole_recipe(name)
+    recipe, gpus = whole_recipe(name), GPUS.get(name, 8)
     for stage_name, stage in stages_of(recipe).items():
         batch = stage.policy["train_global_batch_size"]
-        if stage.algorithm == "grpo":
-            product = stage.grpo["num_prompts_per_step"] * stage.grpo["num_generations_per_prompt"]
+        if stage.loop in ("grpo", "distillation"):
+            product = stage.section["num_prompts_per_step"] * stage.section["num_generations_per_prompt"]
             updates = 4 if stage_name == "vision" else 1
             assert product == updates * batch, stage_name
         if "megatron_cfg" not in stage.policy:
@@ -52,10 +60,10 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
         nodes = nodes_to_train(recipe, stage)
         ways = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         group = parallel[ways[0]] * parallel[ways[1]] * parallel[ways[2]]
-        replicas, rest = divmod(nodes * 8, group)
-        assert rest == 0, f"{stage_name}: {nodes * 8} GPUs for groups of {group}"
+        replicas, rest = divmod(nodes * gpus, group)
+        assert rest == 0, f"{stage_name}: {nodes * gpus} GPUs for groups of {group}"
         assert batch % replicas == 0, f"{stage_name}: {batch} for {replicas} replicas"
-        assert nodes * 8 // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
+        assert nodes * gpus // parallel["pipeline_model_parallel_size"] % parallel["expert_model_parallel_size"] == 0
 
 
 @pytest.mark.parametrize(("name", "stage"), [("nano3", "dpo"), ("steps-dpo", "dpo"), ("steps-dpo-tiny", "dpo")])
@@ -82,6 +90,17 @@ def test_stages_follow_each_other_in_the_published_order(name, order):
     if recipe.left_out:
         whole = whole_recipe(name)
         assert whole.stage_order() == ["sft", *order] and whole.stages[order[0]].parent == "sft"
+
+
+def test_ultras_teachers_stand_beside_each_other_and_teach_the_student_that_they_start_from():
+    recipe = recipe_of("ultra3")
+    starts = {name: recipe.stages[name].starts for name in recipe.stage_order()}
+    student, teachers = "student_rlvr2", ["rlhf_teacher", "ifbench_teacher", "reasoning_teacher", "swe_teacher"]
+    assert starts.pop("mopd") == [student, *teachers]
+    assert starts == {"student_rlvr1": [], student: ["student_rlvr1"]} | {name: [student] for name in teachers}
+    assert recipe.stages[student].continues == "student_rlvr1" and recipe.stages[student].max_num_steps == 128 + 50
+    assert {blend.holdout for blend in recipe.blends.values()} == {100}
+    assert all(stage.resources.nodes % 16 == 0 for stage in recipe.stages.values()), "segments of 16 nodes"
 
 
 @pytest.mark.parametrize("name", PRODUCTION)

@@ -6,14 +6,15 @@ import pytest
 
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.training import ROLLOUTS
 from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from tests.conftest import ROOT
 from tests.production import PRODUCTION, stages_of, stated, whole_recipe
 
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
 KEYS = {
-    "prompts a step": ["grpo.num_prompts_per_step"],
-    "generations a prompt": ["grpo.num_generations_per_prompt"],
+    "prompts a step": [f"{loop}.num_prompts_per_step" for loop in ROLLOUTS],
+    "generations a prompt": [f"{loop}.num_generations_per_prompt" for loop in ROLLOUTS],
     "batch": ["policy.train_global_batch_size"],
     "sequence length": ["policy.max_total_sequence_length"],
     "learning rate": ["policy.megatron_cfg.optimizer.lr", "policy.optimizer.kwargs.lr"],

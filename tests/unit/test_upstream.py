@@ -88,6 +88,22 @@ def test_a_config_that_is_no_yaml_says_where(checkout, recipe):
         unknown_keys(recipe(), checkout, "rlvr")
 
 
+def differing(recipe: Recipe, checkout: Path) -> set[str]:
+    """The keys that stages besides SFT say otherwise than their configs."""
+    keys = set()
+    for stage in (stage for name, stage in recipe.stages.items() if name != "sft"):
+        config, ours = load_upstream(checkout / stage.config), stated(stage, release_of(recipe.release))
+        keys |= {key for key, value in ours.items() if value_of(config, key) != value}
+    return keys
+
+
+@needs_checkouts
+@cases("upstream.differ", "recipe", "keys", "besides")
+def test_a_recipe_differs_from_the_published_configs_where_there_is_a_reason(recipe, keys, besides):
+    whole = whole_recipe(recipe)
+    assert differing(whole, Path(CHECKOUTS) / whole.release) == {*keys, *besides}
+
+
 @needs_checkouts
 @pytest.mark.parametrize("name", PRODUCTION)
 def test_every_shipped_recipe_fits_its_release(name):
@@ -97,10 +113,7 @@ def test_every_shipped_recipe_fits_its_release(name):
     if name.startswith("super3"):
         # the configs are the model's own, so only what they leave open or keep for ever may be said otherwise
         judge = "env.nemo_gym.genrm_model.responses_api_models.vllm_model.model"
-        keys = set()
-        for stage in (stage for name, stage in recipe.stages.items() if name != "sft"):
-            config, ours = load_upstream(checkout / stage.config), stated(stage, release_of(recipe.release))
-            keys |= {key for key, value in ours.items() if value_of(config, key) != value}
+        keys = differing(recipe, checkout)
         own = {"super3-b200": {judge}, "super3-1.7b": {"grpo.max_num_steps"}}
         assert keys == {"checkpointing.keep_top_k", "checkpointing.metric_name", "grpo.val_period"} | own.get(
             name, set()

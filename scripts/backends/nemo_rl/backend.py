@@ -12,11 +12,12 @@ from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
 from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.continuing import lay_in
 from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
-from scripts.backends.nemo_rl.export import convert, template_text
+from scripts.backends.nemo_rl.export import convert
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
@@ -26,7 +27,7 @@ from scripts.errors import UserError
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import ShownRow, read_if_there
-from scripts.rows.chat_format import ChatFormat, tokenizer_of
+from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
 from scripts.stage.progress import Reach
@@ -46,6 +47,7 @@ class NemoRl(Backend):
     """Start and watch NeMo-RL's driver."""
 
     findings = staticmethod(findings)
+    chat_format = staticmethod(chat_format_of)
     seal_finished = staticmethod(seal_finished)
     export = staticmethod(convert)
 
@@ -80,18 +82,10 @@ class NemoRl(Backend):
                 problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
         return problems
 
-    def chat_format(self, stage: Stage) -> ChatFormat | None:
-        """Return the stage's chat format; None where tokenizer or template are not in a folder here."""
-        named, start = stage.config.tokenizer.get("name"), stage.parent_export or stage.recipe.model.folder
-        folder = Path(named) if isinstance(named, str) and "$" not in named else start
-        template = template_text(stage.config.chat_template)
-        is_known = template is not None or stage.config.chat_template is None
-        return ChatFormat.of(folder).with_template(template) if is_known and folder and folder.is_dir() else None
-
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the first rows as SFT reads them, or GRPO's prompts in the chat template; a text for pairs."""
         found, algorithm = self.chat_format(stage), stage.settings.algorithm
-        if algorithm not in ("grpo", "sft"):
+        if stage.settings.kind == "preferences":
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
         if found is None:
             return "the tokenizer or the chat template that it trains with is not in a folder here"

@@ -7,17 +7,22 @@ command; tokens stay in the job's environment.
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.training import ROUTING
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
 
-SETTINGS = ("sft", "grpo", "dpo", "mpo", "loss_fn", "policy", "data", "env", "logger")
+SETTINGS = (
+    *("sft", "grpo", "dpo", "mpo", "rm", "distillation", "on_policy_distillation"),
+    *("loss_fn", "policy", "teacher", "data", "env", "logger"),
+)
+OPD = "++on_policy_distillation"
 PREWARM = (
     "import sys; from transformers import AutoConfig, AutoTokenizer; name = sys.argv[1]; "
     "AutoConfig.from_pretrained(name, trust_remote_code=True); "
@@ -57,7 +62,8 @@ class Launch:
     `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
     last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
     length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
-    `mark`: of the image, where known.
+    `mark`: of the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of
+    the training rows, as far as known.
     """
 
     runtime: Runtime
@@ -71,6 +77,13 @@ class Launch:
     save_by: float | None = None
     schedule_steps: int | None = None
     mark: str | None = None
+    teachers: dict[str, str] = field(default_factory=dict)
+    environments: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> list[str]:
+        """Return the start and all teachers, each once."""
+        return list(dict.fromkeys([self.model, *self.teachers.values()]))
 
     @property
     def checks(self) -> list[str]:
@@ -101,18 +114,25 @@ def hydra_overrides(launch: Launch) -> list[str]:
     if nemo_rl.wandb_entity is not None:  # no config names one
         nested["++logger.wandb.entity"] = nemo_rl.wandb_entity
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
+    settings["distillation"] = {key: value for key, value in stage.distillation.items() if key not in ROUTING}
     added = _filled(stage.add, launch)
-    if stage.algorithm == "sft":
+    if stage.loop in ("sft", "rm"):
         # the configs of upstream's examples have a template or a prompt of their own data set
-        nested |= {"++policy.tokenizer.chat_template": OWN, "data": stage.reads}
+        nested |= {"++policy.tokenizer.chat_template": OWN} | ({"data": stage.reads} if stage.loop == "sft" else {})
     if settings["data"] == stage.data and added == stage.add:
         keys = runtime.release.keys
         paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
         nested |= _filled(runtime.release.sft_data, launch) if stage.algorithm == "sft" else paths
     added = {f"+{section}": values for section, values in added.items()}
     overrides = [
-        text for part in (nested, settings, added, _nodes(runtime), _steps(launch)) for text in overrides_of(part)
+        text
+        for part in (nested, settings, added, _nodes(runtime), _teachers(launch), _steps(launch))
+        for text in overrides_of(part)
     ]
+    if stage.routes:
+        models = {name: launch.teachers[role] for name, role in _taught(launch).items()}
+        # once without and once with a value, since Hydra lays a mapping over the config's
+        overrides += [f"{OPD}.teacher_model_by_agent_name={value}" for value in ("null", hydra_value(models))]
     if stage.sif and nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
     overrides += stage.overrides
@@ -145,6 +165,27 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
     return nodes
 
 
+def _teachers(launch: Launch) -> dict[str, Any]:
+    runtime, stage = launch.runtime, launch.runtime.settings
+    if stage.algorithm != "distillation":
+        return {}
+    if not stage.routes:
+        return {"teacher.model_name": launch.teachers[stage.distillation["default"]]}
+    nodes = {"num_nodes": stage.cluster.teacher_nodes, "gpus_per_node": runtime.site.slurm.gpus_per_node}
+    return {
+        "++grpo.adv_estimator.name": "opd",
+        OPD: {"enabled": True, "strict_agent_name_match": True, "deduplicate_shared_teacher_checkpoints": True},
+        f"{OPD}.non_colocated_teachers": {"enabled": True, "default_teacher_cfg": nodes},
+    }
+
+
+def _taught(launch: Launch) -> dict[str, str]:
+    """Return the teacher's role of each environment of the recipe and of the rows."""
+    stage = launch.runtime.settings
+    names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
+    return {name: role for name in names if (role := stage.teacher_of(name))}
+
+
 def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
     """Return NeMo-RL's keys of the checkpoints to keep, best first, and by step without a metric.
 
@@ -157,15 +198,15 @@ def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
-    algorithm, checkpointing = launch.runtime.settings.algorithm, launch.runtime.settings.checkpointing
+    loop, checkpointing = launch.runtime.settings.loop, launch.runtime.settings.checkpointing
     steps: dict[str, Any] = {
-        f"{algorithm}.max_num_steps": launch.max_num_steps,
+        f"{loop}.max_num_steps": launch.max_num_steps,
         "checkpointing.enabled": True,
         "checkpointing.save_period": checkpointing.save_period,
         **kept_checkpoints(checkpointing),
     }
     if launch.seed is not None:
-        steps[f"{algorithm}.seed"] = launch.seed
+        steps[f"{loop}.seed"] = launch.seed
     if launch.schedule_steps is not None:
         # NeMo-RL derives the schedule of Megatron's optimizer from max_num_steps, and Megatron refuses a checkpoint of
         # another schedule unless it is told which one counts. Tried with megatron-core's scheduler alone, on a CPU.
@@ -188,7 +229,7 @@ def driver_command(launch: Launch) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.stated.items()]
     lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
-    lines.append(shlex.join([*python, "-c", PREWARM, launch.model]))
+    lines += [shlex.join([*python, "-c", PREWARM, model]) for model in launch.models]
     deadline = "checkpointing.checkpoint_must_save_by=null"
     if launch.save_by is not None:
         lines += [

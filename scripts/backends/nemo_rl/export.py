@@ -16,8 +16,8 @@ from scripts.backends.nemo_rl.checkpoints import MEGATRON
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
 from scripts.errors import UserError, warn
-from scripts.files import describe_files, temporary_directory
-from scripts.model.hugging_face import PATTERNS, check_model
+from scripts.files import describe_files, temporary_directory, write_json
+from scripts.model.hugging_face import PATTERNS, check_model, config_of
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
@@ -122,6 +122,19 @@ def complete(export: Path, model: Path) -> None:
             shutil.copyfile(path, export / path.name)
 
 
+def name_head(export: Path) -> None:
+    """Say in config.json that the model scores, where the converter of DTensor's checkpoints leaves the start's words.
+
+    NeMo-RL trains a head of one label. Transformers asks for a token of padding to score a batch.
+    """
+    config = config_of(export)
+    names = [name.replace("ForCausalLM", "ForSequenceClassification") for name in config["architectures"]]
+    ends = config.get("eos_token_id")
+    padding = {"pad_token_id": ends[0] if isinstance(ends, list) else ends} if "pad_token_id" not in config else {}
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    write_json(export / "config.json", config | {"architectures": names} | labels | padding)
+
+
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Convert the published checkpoint; the export gets ``record.json`` and ``model``, a link to the result."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
@@ -136,6 +149,8 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
             complete(incoming, Path(_policy(checkpoint)["model_name"]))
+        if stage.config.algorithm == "reward":
+            name_head(incoming)
         model = stage.parent_export.absolute() if stage.parent_export else Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)
         if (text := template_text(stage.config.chat_template)) is not None:

@@ -21,6 +21,8 @@ Ability = Literal[
     "names_automodel",
     "begins_data_anew",
 ]
+OPD = "opd.py"
+"""Module that asks the teacher of each row's agent, by which run_grpo_nemo_gym.py distils (MOPD)."""
 
 
 class Converter(Strict):
@@ -48,7 +50,8 @@ class Release(Strict):
 
     `mounts`: folders of the checkout, and their paths in containers. `environment`: variables of every driver, with
     ``{cache}`` for the site's cache and ``{stage}`` for the stage; `launchers`: further variables by upstream launcher.
-    `sft_data`: overrides by which SFT reads the splits ``{train}`` and ``{validation}``. `can`:
+    `sft_data`: overrides by which SFT reads the splits ``{train}`` and ``{validation}``. `lacks`: programs of other
+    releases. `can`:
 
     - judges_within_num_nodes: cluster.num_nodes counts the judges' nodes.
     - skip_prefetched_venvs: Gym's environments in the image are used.
@@ -72,6 +75,7 @@ class Release(Strict):
     keys: Keys
     sft_data: dict[str, dict[str, str | bool | None]]
     can: list[Ability]
+    lacks: list[str] = Field([])
     converter: Converter
     apptainer: str | None = None
     sandbox_command: str = "/start-with-nginx.sh"

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.releases import load_releases, release_of
+from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
 from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Strict, invalid, misnamed, nearest
+from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -26,6 +26,8 @@ class NemoRlCluster(Strict):
     """Nodes of Gym's judge models (of num_nodes or besides, by release)."""
     generation_nodes: NonNegativeInt = 0
     """Of num_nodes, those that only generate (asynchronous training); 0: all do both."""
+    teacher_nodes: NonNegativeInt = 0
+    """Of num_nodes, those of each distinct teacher, where each row is taught by its environment's (MOPD)."""
 
 
 class NemoRlSettings(StageSettings, NemoRlTraining):
@@ -37,6 +39,9 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     config_model = NemoRlConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
+    ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher")
+    """Sections of which earlier identities know nothing; left out where empty."""
+    ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
     default_seed = None
     is_converted = True
     is_rewarded_here = False
@@ -45,6 +50,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     image: str = Field("train", description="The container, by its name in the release or the site.")
     cluster: NemoRlCluster
     logger: dict[str, Any] = Field({})
+    teachers: dict[Name, Name] = Field({})
+    """The start of each teacher by its role, for distillation."""
     launcher: str | None = None
     """A launcher of upstream's by its name in the release: the driver gets its variables."""
 
@@ -55,8 +62,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
-        if self.algorithm != "sft":
-            del values["sft"]
+        for name in (*(["sft"] if self.algorithm != "sft" else []), *(key for key in self.ADDED if not values[key])):
+            del values[name]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
             values["template_sha256"] = sha256_file(Path(self.chat_template))
         return values
@@ -80,6 +87,13 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
         """Return the stage with the nodes of its cluster; UserError for a launcher unknown to the release."""
         release = release_of(recipe.release)
+        program = OPD if self.routes else self.entry.rpartition("/")[2]
+        if program in release.lacks:
+            able = [each.name for each in load_releases().values() if program not in each.lacks]
+            raise UserError(
+                f"{key('stages', name, 'entry')}: {recipe.release} has no {program}, which trains the stage; these "
+                f"releases have it: {', '.join(able)}"
+            )
         if self.launcher is not None and self.launcher not in release.launchers:
             known = nearest(self.launcher, release.launchers)
             raise UserError(
@@ -89,13 +103,44 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         nodes = {"nodes": self.cluster.num_nodes + besides}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
+    @property
+    def nodes_of_teachers(self) -> int:
+        """Return the nodes of all distinct teachers; the same start in two roles is one teacher."""
+        return self.cluster.teacher_nodes * len({self.teachers[role] for role in self.taught_by})
+
+    @model_validator(mode="after")
+    def _teachers_teach(self) -> "NemoRlSettings":
+        if self.algorithm != "distillation":
+            if self.teachers or self.cluster.teacher_nodes:
+                raise invalid(f"{self.algorithm} has no teachers; leave teachers and cluster.teacher_nodes out")
+            return self
+        if not self.teachers:
+            raise invalid("teachers is missing: name the stage or model of each teacher by a role")
+        if unknown := sorted(self.taught_by - self.teachers.keys()):
+            raise invalid(f"distillation: no teacher is named {unknown[0]}{nearest(unknown[0], self.teachers)}")
+        if idle := sorted(self.teachers.keys() - self.taught_by):
+            raise invalid(f"teacher {idle[0]} teaches nothing: name it in distillation.of, or as distillation.default")
+        if not self.routes and (len(self.teachers) > 1 or self.distillation.get("of")):
+            raise invalid(
+                f"{self.entry} has one teacher of all rows: name it as distillation.default, without distillation.of, "
+                "or let entry be examples/nemo_gym/run_grpo_nemo_gym.py"
+            )
+        if self.routes != bool(self.cluster.teacher_nodes):
+            raise invalid(
+                "cluster.teacher_nodes must be stated: the nodes of each teacher, of num_nodes"
+                if self.routes
+                else "cluster.teacher_nodes: the teacher shares the student's nodes; leave it out"
+            )
+        return self
+
     @model_validator(mode="after")
     def _nodes_add_up(self) -> "NemoRlSettings":
-        if self.cluster.generation_nodes >= self.cluster.num_nodes:
-            raise invalid("cluster.generation_nodes leaves no node to train on")
+        if self.cluster.generation_nodes + self.nodes_of_teachers >= self.cluster.num_nodes:
+            kinds = "generation_nodes and teachers leave" if self.nodes_of_teachers else "generation_nodes leaves"
+            raise invalid(f"cluster.{kinds} no node to train on")
         if self.resources.nodes != 1:
             raise invalid("resources.nodes follows from cluster here; leave it out")
         return self
 
 
-STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo"), NemoRlSettings)
+STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo", "distillation", "reward"), NemoRlSettings)

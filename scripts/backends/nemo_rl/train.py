@@ -18,12 +18,13 @@ from scripts.backends.nemo_rl.outcome import data_ended
 from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.training import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.evaluate.step_criteria import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite, Site
-from scripts.records import read_if_there
+from scripts.records import Manifest, read_if_there
 from scripts.stage.progress import forget_beyond
 from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
 from scripts.stage.store import prune_checkpoints
@@ -77,7 +78,14 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
         seed=job.config.seed,
         save_by=save_by,
         mark=mark_of(runtime.image),
+        teachers={role.partition(".")[2]: str(path.resolve()) for role, path in job.roles.items()},
+        environments=_environments(job.train_split.with_name("manifest.json")),
     )
+
+
+def _environments(manifest: Path) -> tuple[str, ...]:
+    splits = read_if_there(manifest, Manifest)
+    return tuple(splits["train"].get("environments", {})) if splits else ()
 
 
 def _last_step(job: TrainingJob) -> int:
@@ -105,8 +113,8 @@ class _Watch:
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
         self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
-        measures_kl = penalty > 0 or job.config.algorithm != "grpo"
-        samples = job.config.samples_per_step if job.config.algorithm in ("sft", "grpo") else None
+        measures_kl = penalty > 0 or job.config.loop != "grpo"
+        samples = job.config.samples_per_step if job.config.loop in ("sft", *ROLLOUTS) else None
         self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)

@@ -9,6 +9,22 @@ from scripts.recipe.stage_settings import Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 
 PREFETCHED_STEPS = 2
+ROLLOUTS = ("grpo", "distillation")
+"""Loops that sample responses to a row."""
+ROUTING = ("of", "default")
+"""Keys of ``distillation`` that NeMo-RL does not have."""
+DRIVERS = {
+    "sft": ("run_sft.py", "run_vlm_sft.py"),
+    "distillation": ("run_grpo_nemo_gym.py", "run_distillation.py", "run_distillation_nemo_gym.py"),
+    "reward": ("run_rm.py",),
+}
+FITTING = {
+    None: ("sft", "distillation"),
+    "pairs": ("dpo", "mpo", "reward"),
+    "verifier": ("grpo", "distillation"),
+    "judge": ("grpo", "distillation"),
+}
+"""Algorithms by the origin of the reward."""
 READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
 """Defaults of ``data`` in NeMo-RL's sft.yaml: how SFT tokenizes a conversation."""
 PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -18,14 +34,14 @@ PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}
 class NemoRlTraining(Training):
     """A config of NeMo-RL's and the recipe's settings over the config, in NeMo-RL's keys.
 
-    ``sft``, ``grpo``, ``dpo``, ``mpo``, ``loss_fn``, ``policy``, ``data``, ``env`` and ``logger`` reach the driver
-    unchanged.
+    ``sft``, ``grpo``, ``dpo``, ``mpo``, ``rm``, ``loss_fn``, ``policy``, ``teacher``, ``data``, ``env`` and ``logger``
+    reach the driver unchanged, and ``distillation`` without `ROUTING`.
     """
 
     backend: Literal["nemo_rl"]
-    algorithm: Literal["sft", "grpo", "dpo", "mpo"]
+    algorithm: Literal["sft", "grpo", "dpo", "mpo", "distillation", "reward"]
     reward: Literal["verifier", "judge", "pairs"] | None = None
-    """Where the reward comes from; none, and only there: SFT."""
+    """Where the reward comes from; none, and only there: SFT, and distillation, which may have rewards to look at."""
     config: str = Field(description="The config's path in NeMo-RL's checkout.")
     entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
     max_num_steps: PositiveInt | None = None
@@ -34,6 +50,12 @@ class NemoRlTraining(Training):
     grpo: dict[str, Any] = Field({})
     dpo: dict[str, Any] = Field({})
     mpo: dict[str, Any] = Field({})
+    rm: dict[str, Any] = Field({})
+    distillation: dict[str, Any] = Field(
+        {}, description="The teacher's role by environment (of), that of all others (default), and NeMo-RL's keys."
+    )
+    on_policy_distillation: dict[str, Any] = Field({})
+    teacher: dict[str, Any] = Field({}, description="Settings of the teacher, as policy's, for run_distillation.py.")
     loss_fn: dict[str, Any] = Field({})
     policy: dict[str, Any] = Field({})
     data: dict[str, Any] = Field({})
@@ -64,10 +86,36 @@ class NemoRlTraining(Training):
         return {name: self.data.get(name, value) for name, value in READS.items()}
 
     @property
+    def loop(self) -> str:
+        """Return NeMo-RL's name of the training loop, that of the loop's section."""
+        if self.algorithm == "distillation" and "grpo" in self.entry:
+            return "grpo"
+        return "rm" if self.algorithm == "reward" else self.algorithm
+
+    @property
+    def section(self) -> Any:
+        """Return the settings of the training loop."""
+        return getattr(self, self.loop)
+
+    @property
+    def routes(self) -> bool:
+        """Return whether each row is taught by the teacher of its environment (MOPD), or all by one."""
+        return self.algorithm == "distillation" and self.loop == "grpo"
+
+    def teacher_of(self, environment: str) -> str | None:
+        """Return the role of an environment's teacher; None without one."""
+        return self.distillation.get("of", {}).get(environment, self.distillation.get("default"))
+
+    @property
+    def taught_by(self) -> set[str]:
+        """Return the roles of the teachers that ``distillation`` names."""
+        return {*self.distillation.get("of", {}).values(), self.distillation.get("default")} - {None}
+
+    @property
     def rows_per_step(self) -> int:
         """Return the training rows of one step."""
-        if self.algorithm == "grpo":
-            return self.grpo["num_prompts_per_step"]
+        if self.loop in ROLLOUTS:
+            return self.section["num_prompts_per_step"]
         return self.policy["train_global_batch_size"]
 
     @property
@@ -83,7 +131,7 @@ class NemoRlTraining(Training):
     @property
     def samples_per_step(self) -> int:
         """Return the training rows of one step, or the completions sampled for the rows."""
-        return self.rows_per_step * (self.grpo["num_generations_per_prompt"] if self.algorithm == "grpo" else 1)
+        return self.rows_per_step * (self.section["num_generations_per_prompt"] if self.loop in ROLLOUTS else 1)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -106,19 +154,18 @@ class NemoRlTraining(Training):
 
     @model_validator(mode="after")
     def _fits_its_algorithm(self) -> "NemoRlTraining":
-        if self.reward is None and self.algorithm != "sft":
+        if self.reward is None and self.algorithm not in FITTING[None]:
             raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
-        fitting = {None: ("sft",), "pairs": ("dpo", "mpo"), "verifier": ("grpo",), "judge": ("grpo",)}[self.reward]
-        if self.algorithm not in fitting:
+        if self.algorithm not in FITTING[self.reward]:
             raise invalid(
-                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo or "
-                "mpo; a deterministic check (verifier) or a judge is for grpo; sft has none"
+                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo, mpo "
+                "or reward; a deterministic check (verifier) or a judge is for grpo or distillation; sft has none"
             )
-        if self.algorithm == "sft" and not self.entry.endswith(("/run_sft.py", "/run_vlm_sft.py")):
-            raise invalid("entry must be examples/run_sft.py, or examples/run_vlm_sft.py for pictures, to train sft")
+        if (drivers := DRIVERS.get(self.algorithm)) and self.entry.rpartition("/")[2] not in drivers:
+            raise invalid(f"entry must end in {' or '.join(drivers)} to train {self.algorithm}, not {self.entry}")
         needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
-        if self.algorithm == "grpo":
-            needed += [("grpo", "num_prompts_per_step"), ("grpo", "num_generations_per_prompt")]
+        if self.loop in ROLLOUTS:
+            needed += [(self.loop, "num_prompts_per_step"), (self.loop, "num_generations_per_prompt")]
         for section, key in needed:
             if not isinstance(value := getattr(self, section).get(key), int) or value <= 0:
                 raise invalid(f"{section}.{key} must be stated" + f", above 0, not {value}" * (value is not None))
@@ -126,18 +173,23 @@ class NemoRlTraining(Training):
             _, loss = (self.chat_template, self.is_asynchronous), self.loss_fn | self.add.get("loss_fn", {})
         except (AttributeError, TypeError):
             raise invalid("add, policy.tokenizer and grpo.async_grpo hold settings, chat_template a text") from None
-        if self.algorithm != "grpo":
+        of, default = self.distillation.get("of", {}), self.distillation.get("default")
+        if not isinstance(of, dict) or not all(isinstance(role, str) for role in (*of.values(), default or "")):
+            raise invalid("distillation.of names a role for each environment, and distillation.default one role")
+        if self.routes and not self.is_asynchronous:
+            raise invalid("grpo.async_grpo.enabled must be true: NeMo-RL asks teachers during asynchronous training")
+        if self.loop not in ROLLOUTS:
             return self
         product = self.samples_per_step
         batch = self.policy["train_global_batch_size"]
         if loss.get("force_on_policy_ratio") and batch != product:
             raise invalid(
                 f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
-                f"grpo.num_prompts_per_step x num_generations_per_prompt = {product}"
+                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product}"
             )
         if product % batch:
             raise invalid(
-                f"grpo.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
+                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
                 f"policy.train_global_batch_size, {batch}"
             )
         return self

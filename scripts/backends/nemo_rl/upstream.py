@@ -87,6 +87,7 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
         logs=anywhere,
         max_num_steps=1,
         seed=recipe.seed_of(name),
+        teachers={role: f"/teachers/{start}" for role, start in recipe.stages[name].teachers.items()},
     )
 
 

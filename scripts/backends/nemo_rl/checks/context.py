@@ -8,12 +8,23 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS
+from scripts.backends.nemo_rl.export import template_text
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.recipe.yaml_file import leaves, merge, nested
+from scripts.rows.chat_format import ChatFormat
 from scripts.stage.stage import Stage
+
+
+def chat_format_of(stage: Stage) -> ChatFormat | None:
+    """Return the stage's chat format; None where tokenizer or template are not in a folder here."""
+    named, start = stage.config.tokenizer.get("name"), stage.parent_export or stage.recipe.model.folder
+    folder = Path(named) if isinstance(named, str) and "$" not in named else start
+    template = template_text(stage.config.chat_template)
+    is_known = template is not None or stage.config.chat_template is None
+    return ChatFormat.of(folder).with_template(template) if is_known and folder and folder.is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -64,12 +75,19 @@ class StageContext(Runtime):
         regularly = isinstance(period, int) and period > 0
         return regularly or bool(self.of_algorithm("val_at_start") or self.of_algorithm("val_at_end"))
 
-    def parallel_size(self, group: str) -> int:
-        """Return the size of the policy's parallel group, by Megatron's name; 1 where no number."""
+    @property
+    def training_nodes(self) -> int:
+        """Return the nodes that neither generate nor judge nor teach."""
+        cluster = self.settings.cluster
+        judges = cluster.judge_nodes if "judges_within_num_nodes" in self.release.can else 0
+        return cluster.num_nodes - cluster.generation_nodes - judges - self.settings.nodes_of_teachers
+
+    def parallel_size(self, group: str, model: str = "policy") -> int:
+        """Return the size of a model's parallel group, by Megatron's name; 1 where no number."""
         section = "megatron_cfg"
-        if self.setting("policy.dtensor_cfg.enabled") and not self.setting("policy.megatron_cfg.enabled"):
+        if self.setting(f"{model}.dtensor_cfg.enabled") and not self.setting(f"{model}.megatron_cfg.enabled"):
             section, group = "dtensor_cfg", group.removesuffix("_model")
-        size = self.setting(f"policy.{section}.{group}_parallel_size", 1)
+        size = self.setting(f"{model}.{section}.{group}_parallel_size", 1)
         return size if isinstance(size, int) else 1
 
     def setting(self, key: str, default: Any = None) -> Any:
@@ -78,8 +96,8 @@ class StageContext(Runtime):
         return default if value == ABSENT else value
 
     def of_algorithm(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key in the algorithm's section."""
-        return self.setting(f"{self.settings.algorithm}.{key}", default)
+        """Return the value of a key in the training loop's section."""
+        return self.setting(f"{self.settings.loop}.{key}", default)
 
     def values(self, section: str, key: str) -> dict[str, Any]:
         """Return all values of a key in a section of the driver's config, at any depth, by place."""

@@ -32,6 +32,8 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
     if dtensor is False and not megatron and "names_automodel" in context.release.can:
         yield context.error(23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2")
+    if megatron and context.settings.algorithm == "reward":
+        yield context.error(15, "policy.megatron_cfg.enabled is on, but NeMo-RL trains reward models by DTensor alone")
     in_shards = dtensor and not megatron and not has_adapters(context)
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(

@@ -35,7 +35,7 @@ TURNS = (
 def check_reference(context: StageContext) -> Iterator[Finding]:
     """Find a reference that DTensor v2 copies after loading the resumed checkpoint."""
     stage = context.settings
-    section = "loss_fn" if stage.algorithm == "grpo" else stage.algorithm
+    section = "loss_fn" if stage.loop == "grpo" else stage.loop
     penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
     dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
     if dtensor and penalty and not _saves_once(context):
@@ -64,7 +64,7 @@ def check_optimizer(context: StageContext) -> Iterator[Finding]:
 def check_loss(context: StageContext) -> Iterator[Finding]:
     """Find a term of GRPO's loss that no data reach."""
     weight = context.setting("loss_fn.positive_example_nll_weight")
-    if context.settings.algorithm == "grpo" and weight:
+    if context.settings.loop == "grpo" and weight:
         yield context.error(
             93,
             f"loss_fn.positive_example_nll_weight is {weight}, but GRPO gives the loss no rewards: the term is 0 "

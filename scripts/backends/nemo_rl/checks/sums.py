@@ -21,7 +21,7 @@ GYM = "3rdparty/Gym-workspace/Gym"
 def check_cohorts(context: StageContext) -> Iterator[Finding]:
     """Find cohorts for which a generative reward model waits for ever, and epochs that asynchronous loops ignore."""
     stage = context.settings
-    if stage.algorithm != "grpo":
+    if stage.loop != "grpo":
         return
     generations = stage.grpo["num_generations_per_prompt"]
     cohorts = context.values("env", "num_rollouts_per_prompt")
@@ -57,7 +57,7 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
     if not context.validates and any(bound.metric == VALIDATION_LOSS for bound in context.settings.gate):
         yield context.warning(
             27,
-            f"its gate judges {VALIDATION_LOSS}, but nothing validates; set {context.settings.algorithm}.val_period, "
+            f"its gate judges {VALIDATION_LOSS}, but nothing validates; set {context.settings.loop}.val_period, "
             "or val_at_end",
         )
 
@@ -94,8 +94,7 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
     stage, cluster, gpus = context.settings, context.settings.cluster, context.site.slurm.gpus_per_node
     batch, groups = stage.policy["train_global_batch_size"], ("tensor_model", "context", "pipeline_model")
     tp, cp, pp, ep, etp = map(context.parallel_size, (*groups, "expert_model", "expert_tensor"))
-    judges = cluster.judge_nodes if "judges_within_num_nodes" in context.release.can else 0
-    nodes = cluster.num_nodes - cluster.generation_nodes - judges
+    nodes = context.training_nodes
     training, generating = nodes * gpus, (cluster.generation_nodes or nodes) * gpus
     if training <= 0:
         yield context.error(17, f"cluster leaves {nodes} nodes to train on; raise cluster.num_nodes")
@@ -115,7 +114,7 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
     if isinstance(scored, int) and replicas and scored % together:
         yield context.error(
             19,
-            f"{stage.algorithm}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
+            f"{stage.loop}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
             f"replicas in micro-batches; make it a multiple of {together}",
         )
     if generating % (tensor := stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)):
@@ -143,27 +142,28 @@ def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
     epochs = context.of_algorithm("max_num_epochs", 1)
     if isinstance(epochs, int) and epochs < 1:
         yield context.error(
-            94, f"{stage.algorithm}.max_num_epochs is {epochs}: no step would be trained, with exit status 0; raise it"
+            94, f"{stage.loop}.max_num_epochs is {epochs}: no step would be trained, with exit status 0; raise it"
         )
         return
     if rows is None:
         return
-    planned, batches = stage.planned_step(rows), rows // stage.rows_per_step
+    planned, batches, before = stage.planned_step(rows), rows // stage.rows_per_step, context.stage.parent
+    begun = before.planned or 0 if stage.continues and before else 0
     too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
     if planned < 1:
         yield context.error(
             4,
             f"{rows} training rows make {batches} batches of {stage.rows_per_step}, too few to train; lower the batch",
         )
-    elif stage.is_asynchronous and planned > batches - PREFETCHED_STEPS:
+    elif stage.is_asynchronous and planned - begun > batches - PREFETCHED_STEPS:
         yield context.error(
             4,
             f"{too_many}, and asynchronous training may lose the last {PREFETCHED_STEPS}, which it generates ahead; "
-            f"set it to {batches - PREFETCHED_STEPS} at most or leave it out",
+            f"set it to {batches - PREFETCHED_STEPS + begun} at most or leave it out",
         )
-    elif not stage.is_asynchronous and isinstance(epochs, int) and planned > batches * epochs:
+    elif not stage.is_asynchronous and isinstance(epochs, int) and planned - begun > batches * epochs:
         yield context.error(
             4,
-            f"{too_many} in each of {epochs} epochs; set it to {batches * epochs} at most, or raise "
-            f"{stage.algorithm}.max_num_epochs",
+            f"{too_many} in each of {epochs} epochs; set it to {batches * epochs + begun} at most, or raise "
+            f"{stage.loop}.max_num_epochs",
         )
