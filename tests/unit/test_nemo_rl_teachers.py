@@ -97,6 +97,8 @@ def test_the_same_start_in_two_roles_is_one_teacher_whose_nodes_are_asked_for_on
     assert (two.nodes_of_teachers, two.resources.nodes) == (4, 8)
     one = made(teachers={"math": "solver", "rest": "solver"}).stages["student"]
     assert one.nodes_of_teachers == 2
+    sole = made(teachers={"math": "solver"}, distillation={}).stages["student"]
+    assert (sole.nodes_of_teachers, sole.teacher_of("chat")) == (2, "math"), "as in backend trl"
 
 
 def test_a_job_tells_the_driver_the_exports_of_its_roles_and_the_rows_environments(made, tmp_path):

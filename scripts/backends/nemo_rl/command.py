@@ -170,7 +170,7 @@ def _teachers(launch: Launch) -> dict[str, Any]:
     if stage.algorithm != "distillation":
         return {}
     if not stage.routes:
-        return {"teacher.model_name": launch.teachers[stage.distillation["default"]]}
+        return {"teacher.model_name": launch.teachers[stage.default_teacher]}
     nodes = {"num_nodes": stage.cluster.teacher_nodes, "gpus_per_node": runtime.site.slurm.gpus_per_node}
     return {
         "++grpo.adv_estimator.name": "opd",

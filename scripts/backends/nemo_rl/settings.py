@@ -104,6 +104,21 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
     @property
+    def default_teacher(self) -> str | None:
+        """Return the role for environments that ``distillation.of`` does not name: as stated, or a sole teacher's."""
+        sole = None if self.distillation.get("of") or len(self.teachers) != 1 else next(iter(self.teachers))
+        return self.distillation.get("default") or sole
+
+    def teacher_of(self, environment: str) -> str | None:
+        """Return the role of an environment's teacher; None without one."""
+        return self.distillation.get("of", {}).get(environment, self.default_teacher)
+
+    @property
+    def taught_by(self) -> set[str]:
+        """Return the roles of the teachers that teach."""
+        return {*self.distillation.get("of", {}).values(), self.default_teacher} - {None}
+
+    @property
     def nodes_of_teachers(self) -> int:
         """Return the nodes of all distinct teachers; the same start in two roles is one teacher."""
         return self.cluster.teacher_nodes * len({self.teachers[role] for role in self.taught_by})
@@ -122,7 +137,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             raise invalid(f"teacher {idle[0]} teaches nothing: name it in distillation.of, or as distillation.default")
         if not self.routes and (len(self.teachers) > 1 or self.distillation.get("of")):
             raise invalid(
-                f"{self.entry} has one teacher of all rows: name it as distillation.default, without distillation.of, "
+                f"{self.entry} has one teacher of all rows: name one in teachers, and leave distillation.of out, "
                 "or let entry be examples/nemo_gym/run_grpo_nemo_gym.py"
             )
         if self.routes != bool(self.cluster.teacher_nodes):

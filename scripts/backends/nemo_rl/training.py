@@ -102,15 +102,6 @@ class NemoRlTraining(Training):
         """Return whether each row is taught by the teacher of its environment (MOPD), or all by one."""
         return self.algorithm == "distillation" and self.loop == "grpo"
 
-    def teacher_of(self, environment: str) -> str | None:
-        """Return the role of an environment's teacher; None without one."""
-        return self.distillation.get("of", {}).get(environment, self.distillation.get("default"))
-
-    @property
-    def taught_by(self) -> set[str]:
-        """Return the roles of the teachers that ``distillation`` names."""
-        return {*self.distillation.get("of", {}).values(), self.distillation.get("default")} - {None}
-
     @property
     def rows_per_step(self) -> int:
         """Return the training rows of one step."""

@@ -26,7 +26,7 @@ def check_routes(context: StageContext) -> Iterator[Finding]:
     names, of = splits["train"].get("environments", {}).keys(), context.settings.distillation.get("of", {}).keys()
     for name in sorted(name for name in names if context.settings.teacher_of(name) is None):
         yield context.error(79, f"distillation.of has no teacher of {name}, an environment of its rows; name a role")
-    if "default" not in context.settings.distillation:
+    if context.settings.default_teacher is None:
         return
     for name in sorted(of - names):
         near = nearest(name, names)
