@@ -166,8 +166,6 @@ class StageSettings(Training):
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
     is_rewarded_here: ClassVar[bool] = True
     """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
-    answers_prompts: ClassVar[bool] = True
-    """Whether the trained model answers prompts; a reward model scores answers."""
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
     ROLES: ClassVar[tuple[str, ...]] = ()
@@ -203,6 +201,11 @@ class StageSettings(Training):
         if data.get("parent") not in (None, data["continues"]):
             raise invalid(f"continues names the parent; leave parent: {data['parent']} out")
         return data | {"parent": data["continues"]}
+
+    @property
+    def answers_prompts(self) -> bool:
+        """Whether the trained model answers prompts; a reward model scores answers."""
+        return self.algorithm != "reward"
 
     @property
     def kept_by_continuing(self) -> dict[str, Any]:

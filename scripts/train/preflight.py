@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
-from scripts.files import check_readable, read_json, write_json
+from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.program import run_command_line
@@ -56,7 +56,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         problems.append(str(error))
     problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
     chat_format = backend.chat_format(stage)
-    problems += changes_of_format(stage, chat_format) + unfit_teachers(stage, chat_format)
+    problems += changes_of_format(stage, chat_format)
     try:
         shown = without_torch(backend.shown_rows, stage, SHOWN_ROWS)
     except UserError as error:
@@ -163,37 +163,6 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
         f"it would train otherwise than {start}: {'; '.join(changes)}. What learnt one and is asked in another answers "
         f"worse, and nothing says why; keep the parent's, or say template_change: true of stages.{stage.name}"
     ]
-
-
-def unfit_teachers(stage: Stage, trained: ChatFormat | None) -> list[str]:
-    """Return in a line which teachers do not read a stage's responses as its policy does, and how they differ.
-
-    A teacher scores the policy's own tokens, so vocabulary and chat format are the same, and the rows fit its context.
-    """
-    found, tokens = {}, stage.config.max_length
-    for role, folder in stage.role_exports.items():
-        if not role.startswith("teachers.") or trained is None or not folder.exists():
-            continue
-        policy, teacher = map(_text_config, (trained.folder, folder))
-        faults, context = trained.changes(ChatFormat.of(folder)), teacher.get("max_position_embeddings") or tokens
-        if teacher.get("vocab_size") != policy.get("vocab_size"):
-            faults.append(f"vocab_size ({policy.get('vocab_size')}, now {teacher.get('vocab_size')})")
-        if context < tokens:
-            faults.append(f"max_position_embeddings ({context}, fewer than the {tokens} tokens of a row)")
-        if faults:
-            found[role] = "; ".join(faults)
-    if not found:
-        return []
-    told = ", ".join(f"{role} differs in {faults}" for role, faults in found.items())
-    return [
-        f"teachers score the policy's own tokens, but {told}; name others in stages.{stage.name}.teachers, with the "
-        "policy's vocabulary and chat format, and long enough"
-    ]
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    whole = read_json(folder / "config.json")
-    return whole | (whole.get("text_config") or {})
 
 
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:

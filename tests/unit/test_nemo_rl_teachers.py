@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.teachers import check_formats
+from scripts.backends.nemo_rl.checks.teaching import check_formats
 from scripts.backends.nemo_rl.command import driver_command, hydra_overrides
 from scripts.backends.nemo_rl.export import name_head
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of

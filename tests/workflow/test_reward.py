@@ -15,7 +15,7 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
-from scripts.backends.trl.doubts import unfit_reward_model  # noqa: E402
+from scripts.backends.trl.doubts import unfit_readers  # noqa: E402
 from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.rewarding import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
@@ -209,9 +209,9 @@ def test_a_reward_model_that_reads_otherwise_than_the_policy_writes_is_refused(s
     stage, policy = Stage(stages.recipe, stages.directory, "rlhf"), ChatFormat.of(stages.parent["parent_model"])
     monkeypatch.setattr(Stage, "config", stages.job("rlhf", "rlhf.refused", 1).config)
     monkeypatch.setattr(Stage, "role_exports", {ROLE: export})
-    assert unfit_reward_model(stage, policy) == []
-    (refusal,) = unfit_reward_model(stage, policy.with_template("{{ messages }}"))
-    assert refusal.startswith("reward_model rm reads otherwise than the policy writes: the chat template (line 1 was ")
+    assert [*unfit_readers(stage, policy)] == []
+    (refusal,) = unfit_readers(stage, policy.with_template("{{ messages }}"))
+    assert refusal.startswith("reward_model cannot read what the policy writes: the chat template (line 1 was ")
     monkeypatch.setattr(Stage, "role_exports", {ROLE: stages.parent["parent_model"]})
-    (refusal,) = unfit_reward_model(stage, policy)
-    assert refusal.startswith("reward_model rm has no head for rewards (")
+    (refusal,) = unfit_readers(stage, policy)
+    assert refusal.startswith("reward_model cannot read what the policy writes: no head for rewards (")

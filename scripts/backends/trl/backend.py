@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
-from scripts.backends.trl.doubts import doubts, unfit_reward_model
+from scripts.backends.trl.doubts import doubts, unfit_readers
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
@@ -101,7 +101,7 @@ class Trl(Backend):
             warn(f"{stage.name}: {doubt}")
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
-        problems += unfit_reward_model(stage, self.chat_format(stage))
+        problems += unfit_readers(stage, self.chat_format(stage))
         blend = stage.recipe.blends[stage.settings.blend]
         if blend.kind != "prompts":
             return problems

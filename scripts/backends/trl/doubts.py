@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
 from scripts.model.hugging_face import config_of, has_reward_head
 from scripts.model.lengths import TokenCounter
-from scripts.model.shape import Shape
 from scripts.rows.chat_format import ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
@@ -44,14 +45,27 @@ def doubts(stage: Stage) -> Iterator[str]:
         yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
 
 
-def unfit_reward_model(stage: Stage, policy: ChatFormat | None) -> list[str]:
-    """Return in a line why the stage's reward model cannot read responses in the policy's chat format."""
-    if (folder := stage.role_exports.get(REWARD_MODEL)) is None:
-        return []
-    at, longest = f"reward_model {stage.settings.reward_model}", stage.config.max_length
-    if not has_reward_head(config_of(folder)):
-        return [f"{at} has no head for rewards ({folder}/config.json, architectures); name a stage of algorithm reward"]
-    if policy is not None and (changes := policy.changes(ChatFormat.of(folder))):
-        return [f"{at} reads otherwise than the policy writes: {'; '.join(changes)}; train both from one model"]
-    context = Shape.of_folder(folder).context or longest
-    return [f"{at} reads {context} tokens, but policy.max_total_sequence_length is {longest}"] * (context < longest)
+def unfit_readers(stage: Stage, policy: ChatFormat | None) -> Iterator[str]:
+    """Yield a line for each teacher or reward model that cannot read what the policy writes.
+
+    Both read the policy's own text, a teacher by the policy's own tokens, in rows of the policy's length.
+    """
+    tokens = stage.config.max_length
+    for role, folder in stage.role_exports.items():
+        if policy is None or not (folder / "config.json").is_file():
+            continue
+        faults, (own, theirs) = policy.changes(ChatFormat.of(folder)), map(_text_config, (policy.folder, folder))
+        if role == REWARD_MODEL and not has_reward_head(theirs):
+            faults = [f"no head for rewards ({folder}/config.json, architectures); name a stage of algorithm reward"]
+        elif role != REWARD_MODEL and own.get("vocab_size") != theirs.get("vocab_size"):
+            faults.append(f"vocab_size ({own.get('vocab_size')}, now {theirs.get('vocab_size')})")
+        if (context := theirs.get("max_position_embeddings") or tokens) < tokens:
+            faults.append(f"max_position_embeddings ({context}, fewer than the {tokens} tokens of a row)")
+        if faults:
+            says = f"{role} cannot read what the policy writes: {'; '.join(faults)}"
+            yield f"{says}; name another in stages.{stage.name}, made from the policy's own model"
+
+
+def _text_config(folder: Path) -> dict[str, Any]:
+    whole = config_of(folder)
+    return whole | (whole.get("text_config") or {})

@@ -46,7 +46,6 @@ class RewardSettings(PreferenceSettings, RewardTraining):
     """A stage that trains a reward model."""
 
     config_model = RewardConfig
-    answers_prompts = False
 
     @property
     def needs_export(self) -> str | None:
