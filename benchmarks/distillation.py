@@ -1,6 +1,6 @@
 """Distillation of backend `trl`: memory with four teachers beside one, and tokens a second beside bare TRL.
 
-    python benchmarks/distillation.py > benchmarks/distillation.md    (6 minutes on two idle cores)
+    python benchmarks/distillation.py > benchmarks/distillation.md    (a few minutes on two idle cores)
 
 Every training is a program of its own, on the same prompts: with four teachers, with one, and by TRL's
 DistillationTrainer alone with one. Memory is the largest proportional set size of a program; bounds: four teachers at
@@ -26,7 +26,7 @@ from scripts.backends.stop import StopRequest
 from scripts.recipe.resolve import resolve_stage, training_config
 from tests.stages import Stages, logged
 
-CORES, LENGTH, NEW_TOKENS, TEACHERS = 2, 96, 48, 4
+CORES, LENGTH, NEW_TOKENS, TEACHERS = 2, 96, 24, 4
 RECIPE = """
 name: distillation
 seed: 42
@@ -43,7 +43,7 @@ stages:
     distillation: {{of: {{{of}}}, num_prompts_per_step: {batch}, max_num_steps: {steps}}}
     policy:
       max_total_sequence_length: {length}
-      train_micro_batch_size: 16
+      train_micro_batch_size: 8
       optimizer: {{lr: 1.0e-4}}
       generation: {{max_new_tokens: {new}}}
 """
@@ -182,7 +182,7 @@ def main() -> None:
         {"stagecoach": train_rank, "bare": bare}[arguments.side](read_job(arguments.job))
         return
     sizes = {"width": 64, "layers": 1, "batch": 16, "steps": 1} if arguments.smoke else {}
-    sizes = sizes or {"width": 512, "layers": 8, "batch": 64, "steps": 4}
+    sizes = sizes or {"width": 512, "layers": 8, "batch": 16, "steps": 5}
     found: dict[str, list[tuple[float, float]]] = {"four teachers": [], "one teacher": [], "bare TRL, one teacher": []}
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)

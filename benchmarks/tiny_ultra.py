@@ -53,7 +53,7 @@ def interval(differences: pd.Series) -> tuple[float, float, float]:
 
 def judged(seed: int, results: Path, seconds: float | None) -> tuple[list[str], bool]:
     """Return the rows of a seed, and whether its scores keep to the bounds."""
-    scores, lines, kept = scores_of(results), [], seconds is None or seconds <= 60 * MINUTES
+    scores, lines, kept = scores_of(results), [], True
     for teacher in TEACHERS:
         own = scores.xs(teacher, level="split")
         gain, *_ = interval(own[teacher] - own[STUDENT])
@@ -85,7 +85,8 @@ def main() -> None:
         print(f"{DISTILLED} distils {', '.join(settings.roles.values())} into {settings.parent}")
         sys.exit(settings.starts != [STUDENT, *TEACHERS] or text.count(CHANGED[0]) != 1)
     seeds = arguments.seeds
-    found = [judged(seed, *run_recipe(seed)) for seed in seeds]
+    runs = [(seed, *run_recipe(seed)) for seed in seeds]
+    found = [judged(*run) for run in runs]
     changed = ROOT / "build/tiny-ultra.yaml"
     changed.parent.mkdir(exist_ok=True)
     changed.write_text(text.replace(*CHANGED).replace("seed: 1\n", f"seed: {seeds[0]}\n", 1), encoding="utf-8")
@@ -96,11 +97,11 @@ def main() -> None:
     print("\n".join(line for lines, _ in found for line in lines))
     is_kept = all(kept for _, kept in found) and again == sorted(["rlhf", DISTILLED])
     print(f"\nWith another rate of teacher rlhf, {' and '.join(again)} train again, of {len(TEACHERS) + 3} stages.")
-    print(
-        f"Bounds: teachers above the student, the distilled within chance of each, its mean above the student's, "
-        f"{MINUTES} minutes: {'kept' if is_kept else 'MISSED'}."
-    )
-    sys.exit(not is_kept)
+    in_time = all((seconds or 0) <= 60 * MINUTES for *_, seconds in runs)
+    words = {True: "kept", False: "MISSED"}
+    print("Bounds: teachers above the student, the distilled within chance of each, its mean above the student's: ")
+    print(f"{words[is_kept]}; {MINUTES} minutes: {words[in_time]}.")
+    sys.exit(not (is_kept and in_time))
 
 
 if __name__ == "__main__":
