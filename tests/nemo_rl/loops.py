@@ -34,6 +34,7 @@ ANSWER = {"role": "assistant", "content": "7"}
 FAULTS = {"raise": "error", "die": "die", "refit": "refit_failed"}  # in the stand-in's words
 WAITING = re.compile(r"Buffer empty or not enough groups|Wait iteration")
 PATIENCE = 20  # lines that say so, two or one a second, before a driver is taken to wait for ever
+FIRST_PATIENCE = 120  # before the first step, while the collector of rollouts still imports torch
 LIMIT = 400.0
 GYM = ("resources_servers/math_with_judge", "responses_api_agents/simple_agent", "responses_api_models/vllm_model")
 LEFT_OUT = (
@@ -279,8 +280,8 @@ def _watch(process: subprocess.Popen, log: Path) -> bool:
     began = time.monotonic()
     while process.poll() is None:
         time.sleep(0.5)
-        last = log.read_text(errors="replace").rpartition("Training Results")[2]
-        if len(WAITING.findall(last)) > PATIENCE or time.monotonic() - began > LIMIT:
+        _, trained, last = log.read_text(errors="replace").rpartition("Training Results")
+        if len(WAITING.findall(last)) > (PATIENCE if trained else FIRST_PATIENCE) or time.monotonic() - began > LIMIT:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
             return True
