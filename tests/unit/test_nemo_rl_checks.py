@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.kept_rates import check_continuing
 from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
 from scripts.backends.nemo_rl.checks.sums import GYM, check_rows_and_steps
@@ -344,9 +345,16 @@ def test_a_release_known_by_its_tag_is_told_as_untried_and_held_to_the_tag(world
     assert [finding.stops for finding in check_checkout(context)] == [False, True]
 
 
+def test_a_release_that_keeps_the_loaders_position_continues_no_stage(world):
+    context = world.of("rlvr2").stage(continues="rlvr1").context()
+    kept = [finding.trap for finding in check_continuing(replace(context, release=release_of("v0.6.0")))]
+    assert kept == [78, *(finding.trap for finding in check_continuing(context))]
+
+
 def test_every_trap_that_is_looked_for_has_such_a_value():
     told = set().union(*(traps_told(ROOT / module) for module in CHECKS_OF_NEMO_RL))
-    assert {wrong["trap"] for wrong in tables_of("nemo_rl_checks")["wrong"].values()} == told
+    of_releases = {78}
+    assert {wrong["trap"] for wrong in tables_of("nemo_rl_checks")["wrong"].values()} | of_releases == told
 
 
 @cases("nemo_rl_checks.right", "right")
