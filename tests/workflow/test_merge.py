@@ -29,18 +29,16 @@ MERGES = {
         "merge": dict.fromkeys(PARTS, 0.5),
         "merging": {"merge_method": "dare_ties", "density": 0.5},
     },
-    "after": {"algorithm": "sft", "parent": "dare", "sft": {"max_num_steps": 1}},
 }
 
 
 @pytest.fixture(scope="module")
 def tree(finished, tmp_path_factory):
-    """The finished chain with merges of its branches, and a stage that starts from one of them."""
+    """The finished chain with merges of its branches."""
     workflow = finished.copied_to(tmp_path_factory.mktemp("merged"))
     path = workflow.root / "config/recipes/short.yaml"
     recipe = yaml.safe_load(path.read_text())
     recipe["stages"] |= MERGES
-    recipe["stages"]["after"] |= {key: recipe["stages"]["sft"][key] for key in ("blend", "policy")}
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     workflow.snakemake()
     return workflow
@@ -74,18 +72,17 @@ def test_a_merge_is_scored_beside_its_largest_part_or_its_base_and_gated(tree):
         }
         assert [(attempt["from"], attempt["to"]) for attempt in read_attempts(tree.results / stage / "run")] == [(0, 1)]
     assert (tree.results / "soup/sweep.html").is_file() and (tree.results / "report.html").is_file()
-    assert read(tree, "after/ckpt/record.json")["parents"][0]["stage"] == "dare"
     assert "Nothing to be done" in tree.snakemake("--dry-run")
 
 
 def test_the_lineage_of_a_merge_is_verified_through_its_parts(tree):
-    chain = read_chain(tree.results / "after")
-    assert [link.name for link in chain] == ["sft", *PARTS, "dare", "after"]
+    chain = read_chain(tree.results / "dare")
+    assert [link.name for link in chain] == ["sft", *PARTS, "dare"]
     assert verify(chain).problems == []
 
 
 def test_other_shares_are_merged_anew_and_nothing_trains(tree):
-    before = {stage: read(tree, f"{stage}/ckpt/record.json")["identity"] for stage in (*PARTS, *SOUPS, "dare", "after")}
+    before = {stage: read(tree, f"{stage}/ckpt/record.json")["identity"] for stage in (*PARTS, *SOUPS, "dare")}
     shares = "results/short/soup.rlvr1-0.5.rlhf-0.5/gate.json"
     tree.edit("- merge.rlvr1: 0.25\n      merge.rlhf: 0.75", "- merge.rlvr1: 0.5\n      merge.rlhf: 0.5")
     output = tree.snakemake(shares)
