@@ -38,6 +38,7 @@ def stages(tmp_path_factory) -> Stages:
         recipe["model"]["vision"],
         recipe["blends"]["vision"],
         recipe["stages"]["vision"],
+        recipe["stages"]["distillation"],
         recipe["blends"]["sft"]["pictures"],
     )
     recipe["stages"]["text"].pop("loss_fn")
