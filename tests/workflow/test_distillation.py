@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,9 @@ from tests.workflow.test_multinode import free_port  # noqa: E402
 
 STEPS, STOP, TAUGHT, LEARNT = 6, 3, 20, 16
 MATH, MCQA = "math_with_judge_simple_agent", "mcqa_simple_agent"
+
+
+WHERE_ASKED = pytest.mark.skipif("STAGECOACH_ALL_RANKS" not in os.environ, reason="STAGECOACH_ALL_RANKS is not set")
 
 
 @pytest.fixture(scope="module")
@@ -203,11 +207,13 @@ def ranks(stages):
     return where
 
 
+@WHERE_ASKED
 @pytest.mark.parametrize("name", ["copies", "shares"])
 def test_two_ranks_resume_to_the_same_bits(ranks, name):
     assert weights_hash(ranks / f"{name}.parts", STEPS) == weights_hash(ranks / name, STEPS)
 
 
+@WHERE_ASKED
 def test_shares_learn_what_copies_learn(ranks):
     first, second = (logged(ranks / name)[0] for name in ("copies", "shares"))
     for key in ("grad_norm", "entropy", "loss"):

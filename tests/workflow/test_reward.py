@@ -1,6 +1,7 @@
 """A reward model of one's own: it resumes to the same bits, keeps its head, and pays a policy for what it has read."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -178,6 +179,7 @@ def test_a_policy_that_the_reward_model_alone_pays_asks_no_environment(stages, e
         assert step["timing"]["rewards"] > 0
 
 
+@pytest.mark.skipif("STAGECOACH_ALL_RANKS" not in os.environ, reason="STAGECOACH_ALL_RANKS is not set")
 def test_two_processes_train_a_reward_model_and_are_paid_by_one_with_copies_and_with_shares(stages, straight, export):
     options, shares = {"nodes": 2, **stages.parent}, {"dtensor_cfg": Dtensor(enabled=True)}
     copies = [stages.job("rm", "rm.two", STEPS, planned=STEPS, **options)]
