@@ -100,11 +100,9 @@ class TrlSettings(StageSettings):
 
     @property
     def kept_by_continuing(self) -> dict[str, Any]:
-        """Return the settings of the optimizer and of the steps' updates; adapters are merged, so none continue."""
-        policy = self.policy
-        more = {"policy.optimizer.name": policy.optimizer.name, "policy.lora": None}
-        is_adapted = {"policy.lora": "adapters"} if policy.lora else {}
-        return super().kept_by_continuing | more | is_adapted | {"updates of a step": self.updates_per_step}
+        """Return the settings of the optimizer and of the steps' updates."""
+        more = {"policy.optimizer.name": self.policy.optimizer.name, "updates of a step": self.updates_per_step}
+        return super().kept_by_continuing | more
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -133,6 +131,9 @@ class TrlSettings(StageSettings):
         if self.needs_export and not self.starts_from_export(recipe):
             advice = "give it a parent, or make the recipe's model a pretrained one"
             raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
+        for stage in [self, recipe.settings_of(self.continues)] if self.continues else ():
+            if stage.policy.lora:
+                raise invalid("exports have adapters merged, so none continue; say parent", f"stages.{name}.continues")
         if recipe.blends[self.blend].format != "jsonl":
             raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
 
