@@ -75,7 +75,7 @@ class TrainingJob:
             directory=stage.paths.directory,
             environments=own_environments(stage.recipe, stage.name),
             roles=stage.role_exports,
-            begun=stage.continued["step"] if stage.continued else 0,
+            begun=stage.begun,
             **more,
         )
 

@@ -101,6 +101,11 @@ class Stage:
         """Return the record of the checkpoint whose training the stage continues; None for another start."""
         return read_record(self.parent.paths.record, CheckpointRecord) if self.settings.continues else None
 
+    @property
+    def begun(self) -> int:
+        """Return the parent's step after which the stage goes on; 0 for another start."""
+        return self.continued["step"] if self.settings.continues else 0
+
     @cached_property
     def config(self) -> TrainingConfig:
         """Return the resolved training config; for a choice the chosen candidate's."""

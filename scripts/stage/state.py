@@ -167,8 +167,7 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
     own = run if first else stage.training
     if not first:
         attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
-        begun = stage.continued["step"] if stage.continued else 0
-        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, begun))
+        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, stage.begun))
     for folder in dict.fromkeys((own, run)):
         if owner := holder(owner_of(folder), latest):
             return replace(state, state="training", note=describe(owner), trains_other=folder != own)

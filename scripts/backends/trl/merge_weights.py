@@ -56,7 +56,7 @@ def write_merge(
     parameters |= {"density": merging.density} if merging.has_base else {}
     reference = 0 if merging.has_base or method == "slerp" else None
     places = [_places(folder) for folder in (*base, *parts)]
-    first = _places(parts[0])
+    first = places[len(base)]
     for path in model_files(parts[0]):
         if path.suffix != ".safetensors":
             copy_file(path, fresh / path.name)
