@@ -45,6 +45,12 @@ def chosen_files(names: Iterable[str]) -> list[str]:
     return sorted(weights | {name for pattern in PATTERNS for name in fnmatch.filter(names, pattern)})
 
 
+def text_config_of(folder: Path) -> dict[str, Any]:
+    """Return a model's config.json, with the decoder's own settings where it also sees."""
+    whole = config_of(folder)
+    return whole | (whole.get("text_config") or {})
+
+
 def has_reward_head(config: dict[str, Any]) -> bool:
     """Whether a model's config.json is a reward model's: one score in place of the next token's probabilities."""
     return any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])

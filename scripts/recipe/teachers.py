@@ -22,8 +22,12 @@ class Teaching(Strict):
 
     def role_of(self, environment: str, roles: Iterable[str]) -> str | None:
         """Return the role among `roles` that teaches an environment's rows; None: no role does."""
-        first, *others = roles
-        return self.of.get(environment) or self.default or (None if self.of or others else first)
+        return self.of.get(environment) or self.default_among(roles)
+
+    def default_among(self, roles: Iterable[str]) -> str | None:
+        """Return the role of environments that `of` does not name: as stated, or a sole teacher's; None without one."""
+        sole = [*roles]
+        return self.default or (sole[0] if not self.of and len(sole) == 1 else None)
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError for an environment without a teacher, or a teacher without an environment."""

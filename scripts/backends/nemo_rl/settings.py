@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
-from scripts.backends.nemo_rl.training import NemoRlConfig, NemoRlTraining
+from scripts.backends.nemo_rl.training import ROUTING, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
+from scripts.recipe.teachers import Teaching
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -104,14 +105,18 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 
     @property
+    def teaching(self) -> Teaching:
+        """Return the routing of ``distillation``, whose other keys are NeMo-RL's."""
+        return Teaching.model_construct(**{key: self.distillation[key] for key in self.distillation.keys() & ROUTING})
+
+    @property
     def default_teacher(self) -> str | None:
         """Return the role for environments that ``distillation.of`` does not name: as stated, or a sole teacher's."""
-        sole = None if self.distillation.get("of") or len(self.teachers) != 1 else next(iter(self.teachers))
-        return self.distillation.get("default") or sole
+        return self.teaching.default_among(self.teachers)
 
     def teacher_of(self, environment: str) -> str | None:
         """Return the role of an environment's teacher; None without one."""
-        return self.distillation.get("of", {}).get(environment, self.default_teacher)
+        return self.teaching.role_of(environment, self.teachers)
 
     @property
     def taught_by(self) -> set[str]:

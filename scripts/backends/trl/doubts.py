@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
-from scripts.model.hugging_face import config_of, has_reward_head
+from scripts.model.hugging_face import has_reward_head, text_config_of
 from scripts.model.lengths import TokenCounter
 from scripts.rows.chat_format import ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
@@ -54,7 +52,7 @@ def unfit_readers(stage: Stage, policy: ChatFormat | None) -> Iterator[str]:
     for role, folder in stage.role_exports.items():
         if policy is None or not (folder / "config.json").is_file():
             continue
-        faults, (own, theirs) = policy.changes(ChatFormat.of(folder)), map(_text_config, (policy.folder, folder))
+        faults, (own, theirs) = policy.changes(ChatFormat.of(folder)), map(text_config_of, (policy.folder, folder))
         if role == REWARD_MODEL and not has_reward_head(theirs):
             faults = [f"no head for rewards ({folder}/config.json, architectures); name a stage of algorithm reward"]
         elif role != REWARD_MODEL and own.get("vocab_size") != theirs.get("vocab_size"):
@@ -64,8 +62,3 @@ def unfit_readers(stage: Stage, policy: ChatFormat | None) -> Iterator[str]:
         if faults:
             says = f"{role} cannot read what the policy writes: {'; '.join(faults)}"
             yield f"{says}; name another in stages.{stage.name}, made from the policy's own model"
-
-
-def _text_config(folder: Path) -> dict[str, Any]:
-    whole = config_of(folder)
-    return whole | (whole.get("text_config") or {})
