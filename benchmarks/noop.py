@@ -73,7 +73,7 @@ def generate(root: Path, stages: int) -> None:
 def text_of(path: Path, recipe: Recipe) -> str:
     """Return the content of a file of the chain; a record has no more than its type asks for."""
     stage = path.parent.name if path.parent.name in recipe.stages else path.parents[1].name
-    facts = dict.fromkeys(Facts.__annotations__, "0")
+    facts = dict.fromkeys(Facts.__required_keys__, "0")
     origin = {"stage": stage, "step": 1, "files": {}}
     scores, rest = {"before": 0.0, "after": 0.0, "change": None}, ("value", "low", "high", "step", "figure")
     if path.name == "metrics.parquet":

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from trl import DistillationTrainer  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
-from scripts.backends.trl import distillation_trainer  # noqa: E402
+from scripts.backends.trl import distillation_trainer, setup  # noqa: E402
 from scripts.backends.trl.distillation_trainer import make_trainer  # noqa: E402
 from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
@@ -149,6 +149,7 @@ def test_teachers_come_in_turns_and_the_same_export_in_two_roles_comes_once(stag
 
 def test_a_policy_in_bfloat16_has_teachers_in_bfloat16(stages, straight, monkeypatch):
     asked = []
+    monkeypatch.setattr(setup, "computes_bfloat16", lambda device: True)
     monkeypatch.setattr(
         distillation_trainer, "load_model", lambda folder, dtype: asked.append(dtype) or load_model(folder, dtype)
     )

@@ -27,7 +27,7 @@ from scripts.rewards.gym import output_items
 from scripts.rewards.response import as_text, parse_calls
 from tests.pretrained import tokenizer as pretrained_tokenizer
 
-CALLS = 1250
+CALLS = 500
 TEMPLATES = {
     "qwen3": qwen3_chat_template,
     "qwen3-instruct-2507": qwen3_instruct_2507_chat_template,

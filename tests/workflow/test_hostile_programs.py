@@ -232,7 +232,7 @@ def found(request) -> dict[str, list[str]]:
         python = next(filter(partial(_can_run, options), (sys.executable, "/usr/bin/python3")), None)
         if python is None:
             pytest.skip("another user can run no Python that has what the tests need")
-    done = subprocess.run([python, "-m", "tests.workflow.test_hostile_programs"], check=False, timeout=300, **options)
+    done = subprocess.run([python, "-m", "tests.workflow.test_hostile_programs"], check=False, timeout=900, **options)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

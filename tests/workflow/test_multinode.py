@@ -114,7 +114,7 @@ def stages(tmp_path_factory):
     ranks = [
         subprocess.Popen([*command, str(rank), port], cwd=ROOT, text=True, stdout=subprocess.PIPE) for rank in (0, 1)
     ]
-    made.said = [rank.communicate(timeout=600)[0] for rank in ranks]
+    made.said = [rank.communicate(timeout=1200)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     return made
 
@@ -212,7 +212,7 @@ def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_it
     job = replace(stages.job("sft", "sft.killed", 100_000, settings=saving), processes=2)
 
     def once_saved(after: int, deed) -> None:
-        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=400)
+        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=900)
         deed()
 
     def kill_rank_1() -> None:
@@ -290,7 +290,7 @@ def nodes_up(address: str) -> int:
     return sum(node.state == 0 for node in gcs.get_all_node_info().values())
 
 
-def wait_until(what: str, happens, seconds: float = 60) -> None:
+def wait_until(what: str, happens, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not happens():
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
@@ -309,7 +309,7 @@ class Driver:
         with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
             try:
                 self.meanwhile()
-                process.wait(timeout=300)
+                process.wait(timeout=900)
             except BaseException:
                 process.kill()
                 raise
@@ -334,7 +334,7 @@ def test_two_processes_on_each_of_two_nodes_save_their_step_when_asked_to_stop(s
     log = job.run / "metrics.jsonl"
 
     def ask():
-        wait_until("a step", log.exists, seconds=400)
+        wait_until("a step", log.exists, seconds=900)
         job.stop.ask("SIGTERM")
 
     driver = Driver(cluster, ask)

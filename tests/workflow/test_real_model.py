@@ -50,7 +50,7 @@ def trained(tmp_path_factory):
     give_tasks(workflow)
     workflow.configure("smollm2")
     killed = workflow.begin("snakemake")
-    until((workflow.results / "rlvr/run/checkpoints/step_2").is_dir, 400, workflow.said)
+    until((workflow.results / "rlvr/run/checkpoints/step_2").is_dir, 1200, workflow.said)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     workflow.snakemake()

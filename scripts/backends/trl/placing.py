@@ -8,8 +8,10 @@ from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.policy import Policy
 from scripts.errors import UserError
 from scripts.files import amount
+from scripts.model.bfloat16 import computes_bfloat16
 from scripts.model.hugging_face import tensors_of
 from scripts.model.lengths import token_lengths
 from scripts.model.shape import Shape
@@ -96,7 +98,7 @@ def estimate(
     ZeRO (arXiv:1910.02054, 3.1), activations after arXiv:2205.05198, 4.1; gradients may take the activations' place.
     """
     policy = training.policy
-    lora, placing, width = policy.lora, policy.dtensor_cfg, 2 if policy.precision == "bfloat16" else 4
+    lora, placing, width = policy.lora, policy.dtensor_cfg, _width(policy, "cpu" if capacity is None else "cuda")
     trained = shape.parameters if lora is None else lora.dim * sum(map(sum, shape.linear_layers))
     whole = 6 if width == 2 else 4  # autocast keeps copies in bfloat16
     frozen = whole if lora is None else NF4 if lora.quantization else width
@@ -164,7 +166,7 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
         return "", True
     (capacity, where), (tokens, are_counted) = _capacity(stage, site), longest_sequence(stage, model)
     placed = ranks_on(site, stage)[1], None if site.accelerator == "cpu" else capacity or 0
-    frozen = _teacher(stage, shape, site) | _reward_model(stage)
+    frozen = _teacher(stage, shape, site) | _reward_model(stage, site)
     parts = estimate(shape, stage.settings, tokens, *placed) | frozen
     needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
     of = "tokens of its longest row" if are_counted else "tokens, the limit of a row"
@@ -182,19 +184,24 @@ def _teacher(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
     teachers = {folder for role, folder in stage.role_exports.items() if role.startswith("teachers.")}
     if not teachers:
         return {}
-    width = 4 if site.accelerator == "cpu" and stage.config.policy.precision == "float32" else 2
+    width = 2 if site.accelerator != "cpu" else _width(stage.config.policy, "cpu")
     found = [tensors_of(folder).values() for folder in teachers if (folder / "config.json").is_file()]
     sizes = [sum(math.prod(widths) for _, widths in tensors) for tensors in found]
     return {"teacher": width * max(sizes, default=shape.parameters)}
 
 
-def _reward_model(stage: Stage) -> dict[str, float]:
+def _reward_model(stage: Stage, site: Site) -> dict[str, float]:
     """Return the bytes of a stage's reward model, whole in every process; nothing before there is one."""
     folder = stage.role_exports.get("reward_model")
     if folder is None or not (folder / "config.json").is_file():
         return {}
-    width = 2 if stage.config.policy.precision == "bfloat16" else 4
+    width = _width(stage.config.policy, site.accelerator)
     return {"reward model": width * Shape.of_folder(folder).parameters}
+
+
+def _width(policy: Policy, device: str) -> int:
+    """Return the bytes of a number in a policy's computation."""
+    return 2 if policy.precision == "bfloat16" and computes_bfloat16(device) else 4
 
 
 def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:

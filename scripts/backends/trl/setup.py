@@ -5,6 +5,7 @@ any number of processes, with shares or copies.
 """
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Traine
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.ranks import rank
+from scripts.backends.trl.ranks import as_rank_0_says, rank
 from scripts.backends.trl.rows import training_rows
 from scripts.errors import UserError
+from scripts.model.bfloat16 import computes_bfloat16
 from scripts.model.loading import class_of
 from scripts.model.processor import load_processor, use_template
 from scripts.model.random_init import fresh_model
@@ -148,6 +150,17 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "ddp_find_unused_parameters": not placing.activation_checkpointing,
         **(SHARDING if is_sharded(job) else {}),
     }
+
+
+def in_fast_precision(job: TrainingJob) -> TrainingJob:
+    """Return the job, in float32 instead of bfloat16 where rank 0's CPU is slow in bfloat16; rank 0 says so."""
+    policy = job.config.policy
+    if policy.precision == "float32" or as_rank_0_says(computes_bfloat16(job.accelerator)):
+        return job
+    if rank() == 0:
+        print(f"{job.stage}: computes in float32, since this CPU has no instructions for bfloat16", flush=True)
+    policy = policy.model_copy(update={"precision": "float32"})
+    return replace(job, config=job.config.model_copy(update={"policy": policy}))
 
 
 def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:

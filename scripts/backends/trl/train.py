@@ -26,6 +26,7 @@ from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks,
 from scripts.backends.trl.setup import (
     ShardingState,
     go_on_by_the_config,
+    in_fast_precision,
     is_sharded,
     load_shares,
     sample_in_step,
@@ -72,6 +73,7 @@ def _train(job: TrainingJob) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
+    job = in_fast_precision(job)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
     if is_sharded(job):
         accelerate.accelerator.AcceleratorState = ShardingState

@@ -1,0 +1,15 @@
+"""Where bfloat16 is worth computing in."""
+
+from pathlib import Path
+
+
+def computes_bfloat16(device: str, described: Path = Path("/proc/cpuinfo")) -> bool:
+    """Tell whether a device multiplies matrices of bfloat16 quickly: a GPU, or a CPU with AVX-512 or Arm's bf16.
+
+    By any other CPU torch computes them some 40 times as slowly as those of float32 (measured with AVX2).
+    """
+    if device != "cpu":
+        return True
+    text = described.read_text(encoding="utf-8") if described.exists() else ""
+    words = {line.partition(":")[0].strip(): {*line.split()} for line in text.splitlines()}
+    return {"avx512bw", "avx512dq", "avx512vl"} <= words.get("flags", set()) or "bf16" in words.get("Features", ())
