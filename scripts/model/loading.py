@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -14,7 +15,7 @@ from transformers import (
 
 from scripts.errors import UserError
 from scripts.files import check_readable
-from scripts.model.hugging_face import has_reward_head
+from scripts.model.hugging_face import config_of, has_reward_head, model_files
 
 
 def load_model(
@@ -23,6 +24,39 @@ def load_model(
     """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)
     return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
+
+
+def fill_model(model: PreTrainedModel, like: Path, folder: Path) -> bool:
+    """Take over the weights of a folder, a tensor at a time; False, and nothing done, where they do not fit.
+
+    The model was loaded from the folder `like`. Loading another beside it would hold two for a while.
+    """
+    own, shards = model.state_dict(), shards_of(folder)
+    filled = {own[name].data_ptr() for name in shards if name in own}
+    if config_of(folder) != config_of(like) or shards.keys() - own.keys():
+        return False
+    if any(tensor.data_ptr() not in filled for tensor in own.values()):
+        return False
+    check_readable(folder)
+    for name, shard in shards.items():
+        own[name].copy_(read_tensor(shard, name))
+    return True
+
+
+def shards_of(folder: Path) -> dict[str, Path]:
+    """Return the file of each of a model's tensors."""
+    places = {}
+    for path in model_files(folder):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as shard:
+                places |= dict.fromkeys(shard.keys(), path)
+    return places
+
+
+def read_tensor(shard: Path, name: str) -> torch.Tensor:
+    """Return a tensor of a file that is open no longer, since its pages in memory count as ours."""
+    with safe_open(shard, "pt") as file:
+        return file.get_tensor(name)
 
 
 def count_gpus(accelerator: str) -> int:

@@ -21,7 +21,7 @@ from scripts.backends.trl.distillation_trainer import make_trainer  # noqa: E402
 from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.model.loading import load_model  # noqa: E402
+from scripts.model.loading import fill_model, load_model  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rewards import registry  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
@@ -128,7 +128,7 @@ def test_the_loss_is_trls_with_each_rows_teacher(stages, kl_type, beta):
 
 
 def test_teachers_come_in_turns_and_the_same_export_in_two_roles_comes_once(stages, monkeypatch):
-    loaded, alive = [], []
+    loaded, alive, filled = [], [], []
 
     def counted(folder, precision):
         gc.collect()
@@ -138,9 +138,21 @@ def test_teachers_come_in_turns_and_the_same_export_in_two_roles_comes_once(stag
         alive.append(weakref.ref(model))
         return model
 
+    def refilled(model, like, folder):
+        filled.append(folder.parents[1].name)
+        return fits and fill_model(model, like, folder)
+
     monkeypatch.setattr(distillation_trainer, "load_model", counted)
+    monkeypatch.setattr(distillation_trainer, "fill_model", refilled)
+    fits = False
     train(job_of(stages, "turns"))
     assert loaded == ["math", *["mcqa", "math"] * 3], "each is loaded once a step, and the last is kept for the next"
+    filled.clear()
+    loaded.clear()
+    fits = True
+    train(job_of(stages, "filled"))
+    assert loaded == ["math"] and filled == ["mcqa", "math"] * 3, "the one that is there takes over their weights"
+    assert weights_hash(stages.directory / "filled", STEPS) == weights_hash(stages.directory / "turns", STEPS)
     loaded.clear()
     train(job_of(stages, "alike", roles=dict.fromkeys(stages.teachers, stages.teachers["teachers.choice"])))
     assert loaded == ["mcqa"]

@@ -20,7 +20,7 @@ from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ROLLOUT_SECONDS
 from scripts.backends.trl.grpo_trainer import sampling_arguments, set_sampler, with_pictures
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.skipping import split_by_length
-from scripts.model.loading import load_model
+from scripts.model.loading import fill_model, load_model
 
 TEACHER = "teacher"
 # What TRL hands to a model besides tokens, mask and the number of states to keep
@@ -87,11 +87,16 @@ class TurnsTrainer(DistillationTrainer):
     def _taught(self, inputs: dict[str, Any]) -> Iterator[torch.Tensor]:
         """Yield the rows of each teacher, while the teacher is there."""
         for place in sorted(inputs[TEACHER].unique().tolist(), reverse=self._is_reversed):
-            if self._turn != place:
+            if self._turn != place and not self._takes_over(self.folders[place]):
                 self.teacher_model = None  # one goes before the next comes
                 teacher = load_model(self.folders[place], self._precision).requires_grad_(False)
-                self.teacher_model, self._turn = teacher.to(self.accelerator.device), place
+                self.teacher_model = teacher.to(self.accelerator.device)
+            self._turn = place
             yield (inputs[TEACHER] == place).nonzero()[:, 0]
+
+    def _takes_over(self, folder: Path) -> bool:
+        """Let the teacher that is there become another of the same shape; tell whether it did."""
+        return self._turn is not None and fill_model(self.teacher_model, self.folders[self._turn], folder)
 
     def _compute_loss(self, unwrapped_student: Any, inputs: dict[str, Any], num_items_in_batch: Any) -> Any:
         """Return the sums over the teachers of TRL's loss, entropy and tokens; the student computes all rows at once.

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from mergekit.merge_methods import merge_state_dicts
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from scripts.backends.protocol import TrainingJob
@@ -20,6 +19,7 @@ from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import append_json, check_readable, copy_file, sha256_text, temporary_directory
 from scripts.model.hugging_face import model_files
+from scripts.model.loading import read_tensor, shards_of
 from scripts.stage.rundir import seal_checkpoint
 
 
@@ -55,7 +55,7 @@ def write_merge(
     parameters = {"t": shares[1]} if method == "slerp" else {"weight": shares}
     parameters |= {"density": merging.density} if merging.has_base else {}
     reference = 0 if merging.has_base or method == "slerp" else None
-    places = [_places(folder) for folder in (*base, *parts)]
+    places = [shards_of(folder) for folder in (*base, *parts)]
     first = places[len(base)]
     for path in model_files(parts[0]):
         if path.suffix != ".safetensors":
@@ -63,25 +63,10 @@ def write_merge(
     for shard in sorted({*first.values()}):
         merged = {}
         for name in (name for name, path in first.items() if path == shard):
-            tensors = [{name: _tensor(place[name], name)} for place in places]
+            tensors = [{name: read_tensor(place[name], name)} for place in places]
             torch.manual_seed(int(sha256_text(f"{seed} {name}")[:15], 16))
             dtype = tensors[len(base)][name].dtype
             found = merge_state_dicts(tensors, method, parameters=parameters, base=reference, dtype=torch.float32)
             merged[name] = found[name].to(dtype)
         save_file(merged, fresh / shard.name, metadata={"format": "pt"})
         print(f"{shard.name}: {len(merged)} tensors merged", flush=True)
-
-
-def _places(folder: Path) -> dict[str, Path]:
-    """Return the shard of each tensor."""
-    places = {}
-    for path in model_files(folder):
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as shard:
-                places |= dict.fromkeys(shard.keys(), path)
-    return places
-
-
-def _tensor(shard: Path, name: str) -> torch.Tensor:
-    with safe_open(shard, "pt") as file:
-        return file.get_tensor(name)
