@@ -42,6 +42,7 @@ include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
 include: "rules/benchmarks.smk"
+include: "rules/quantize.smk"
 include: "rules/sweep.smk"
 include: "rules/report.smk"
 include: "rules/publish.smk"
@@ -74,4 +75,5 @@ rule all:
         COMPARISON,
         of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
         of_stages("benchmarks.json", among=BENCHMARKED),
+        of_stages("quantized/hf/record.json", among=QUANTIZED),
         expand(f"{RESULTS}/{{choice}}/choice.json", choice=RECIPE.choices),

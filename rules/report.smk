@@ -42,6 +42,14 @@ def benchmarks_of_tasks(wildcards):
     return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if TASKS else []
 
 
+def quantized_scores(wildcards):
+    """The scores of a stage's quantised export."""
+    made = {"eval.json": SCORED, "benchmarks.json": BENCHMARKED} if wildcards.stage in QUANTIZED else {}
+    return [
+        f"{RESULTS}/{wildcards.stage}/quantized/{name}" for name, stages in made.items() if wildcards.stage in stages
+    ]
+
+
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(TRAINED.index(wildcards.stage) + 1).rjust(len(str(len(TRAINED))), "0")
@@ -62,6 +70,7 @@ rule stage_page:
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
         manifest=of_blend("manifest.json"),
         benchmarks=benchmarks_of_tasks,
+        quantized=quantized_scores,
     output:
         page("{stage}/stage.html", "Stages", "stage", stage_labels),
     log:

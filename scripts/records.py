@@ -201,6 +201,7 @@ class ExportRecord(TypedDict):
 
     source: NotRequired[ModelSource]
     merged: NotRequired[dict[str, Any]]
+    quantized: NotRequired[dict[str, Any]]
     code: NotRequired[list[str]]
 
     stage: str

@@ -14,7 +14,7 @@ from scripts.errors import UserError, warn
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
 from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
-from scripts.model.bfloat16 import computes_bfloat16
+from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import count_gpus, load_model
 from scripts.model.processor import load_processor
@@ -47,12 +47,11 @@ from scripts.stage.tables import ROLLOUTS, read_table, write_table
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
     """Load the model of an export's record, with its tokenizer or processor.
 
-    It is in its saved precision, on a CPU that is slow in bfloat16 in float32. `accelerator`: `cpu`, the node's GPUs
-    (`cuda`), or its GPUs if there are any (`auto`).
+    `accelerator`: `cpu`, the node's GPUs (`cuda`), or its GPUs if there are any (`auto`).
     """
     folder = exported_model(record)
     device_map = "auto" if count_gpus(accelerator) else None
-    dtype = "auto" if computes_bfloat16("cuda" if device_map else "cpu") else torch.float32
+    dtype = type_to_score(folder, "cuda" if device_map else "cpu")
     return load_model(folder, dtype, device_map), load_processor(folder)
 
 

@@ -17,7 +17,7 @@ from scripts.errors import UserError
 from scripts.evaluate.benchmarks import beside_parent, read_scores, share_cut
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.installed import version_of
-from scripts.model.bfloat16 import computes_bfloat16
+from scripts.model.bfloat16 import type_to_score
 from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
 from scripts.processes import PARENT
@@ -59,12 +59,9 @@ def settings_of(task: Task) -> dict[str, Any]:
 
 
 def settings_of_model(folder: Path, accelerator: str, evaluation: Evaluation) -> dict[str, Any]:
-    """Return the settings of a model in lm-eval's words, on this node's GPUs or on the CPU.
-
-    It is in its saved type, on a CPU that is slow in bfloat16 in float32.
-    """
+    """Return the settings of a model in lm-eval's words, on this node's GPUs or on the CPU."""
     gpus, variables = count_gpus(accelerator), dict(evaluation.chat_template_kwargs)
-    dtype = "auto" if computes_bfloat16("cuda" if gpus else "cpu") else "float32"
+    dtype = type_to_score(folder, "cuda" if gpus else "cpu")
     model = {"pretrained": str(folder), "dtype": dtype, THINKING: variables.pop(THINKING, None)}
     model |= {"chat_template_args": variables}
     model |= {"max_length": evaluation.max_length} if evaluation.max_length else {}

@@ -1,6 +1,9 @@
 """Where bfloat16 is worth computing in."""
 
 from pathlib import Path
+from typing import Literal
+
+from scripts.model.hugging_face import config_of
 
 
 def computes_bfloat16(device: str, described: Path = Path("/proc/cpuinfo")) -> bool:
@@ -13,3 +16,11 @@ def computes_bfloat16(device: str, described: Path = Path("/proc/cpuinfo")) -> b
     text = described.read_text(encoding="utf-8") if described.exists() else ""
     words = {line.partition(":")[0].strip(): {*line.split()} for line in text.splitlines()}
     return {"avx512bw", "avx512dq", "avx512vl"} <= words.get("flags", set()) or "bf16" in words.get("Features", ())
+
+
+def type_to_score(folder: Path, device: str) -> Literal["auto", "float32"]:
+    """Return the type in which a device scores a model: the saved one, or where that is slow, float32.
+
+    The layers of a quantised model compute in the saved type alone.
+    """
+    return "auto" if computes_bfloat16(device) or "quantization_config" in config_of(folder) else "float32"

@@ -19,7 +19,7 @@ from scripts.model.hugging_face import config_of, has_reward_head, model_files
 
 
 def load_model(
-    folder: Path, dtype: torch.dtype | Literal["auto"] = torch.float32, device_map: Literal["auto"] | None = None
+    folder: Path, dtype: torch.dtype | str = torch.float32, device_map: Literal["auto"] | None = None
 ) -> PreTrainedModel:
     """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)

@@ -69,6 +69,15 @@ class Resources(Strict):
     """Expected seconds of a step until measured; none: all steps fit an allocation."""
 
 
+class Quantize(Strict):
+    """A quantised export beside the stage's, in the format of compressed-tensors. Changes no weight of the stage."""
+
+    format: Literal["fp8", "int4", "nvfp4"]
+    """fp8: weights, and while serving activations; int4 and nvfp4: weights."""
+    group_size: Literal[32, 64, 128] = 128
+    """Weights that share a scale, of int4."""
+
+
 class Training(Strict):
     """The common part of a stage's settings and of its resolved config."""
 
@@ -157,6 +166,7 @@ class StageSettings(Training):
         "default_gate",
         "max_truncated_share",
         "template_change",
+        "quantize",
     }
     gone: ClassVar = {
         "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
@@ -188,6 +198,8 @@ class StageSettings(Training):
     resources: Resources = Resources()
     template_change: bool = False
     """Chat template, special tokens and vocabulary may differ from the parent's."""
+    quantize: Quantize | None = None
+    """Also export the stage quantised, with scores beside the stage's own."""
     gate: list[Criterion] = Field([])
     """The success criteria, beside the default gate's."""
     default_gate: bool = True

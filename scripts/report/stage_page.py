@@ -24,7 +24,7 @@ def main(
 ) -> None:
     """Write the page of a trained stage."""
     paths, blend = StagePaths(stage), read_record(manifest, Manifest) if manifest else None
-    trained = TrainedStage(paths)
+    trained, quantized = TrainedStage(paths), TrainedStage(StagePaths(stage / "quantized"))
     parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
     rollouts = read_table(paths.rollouts, ROLLOUTS).drop(["tags"]).to_pandas() if paths.rollouts.exists() else None
     write_page(
@@ -37,6 +37,7 @@ def main(
         scores=scores_of(trained.evaluation),
         by_tag=scores_by_tag(trained.evaluation),
         benchmarks=scores_of(trained.benchmarks),
+        quantized=[(each, scores_of(getattr(quantized, each))) for each in ("evaluation", "benchmarks")],
         reach_of=reach_of,
         samples=[] if rollouts is None else sample_rollouts(rollouts),
         rollouts=0 if rollouts is None else len(rollouts),

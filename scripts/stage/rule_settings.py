@@ -71,6 +71,9 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
         named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name))
+        if quantize := recipe.settings_of(name).quantize:
+            made = [results / name / "quantized/hf/record.json"]
+            named[f"quantize/{name}"] = RuleSettings(quantize.model_dump(mode="json"), made)
     for name, choice in recipe.choices.items():
         values = choice.model_dump(mode="json", include={"stage", "by"})
         named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from scripts.model.bfloat16 import computes_bfloat16
+from scripts.model import bfloat16
+from scripts.model.bfloat16 import computes_bfloat16, type_to_score
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage, training_config
 from tests.conftest import SHORT
@@ -59,3 +60,13 @@ def test_a_slow_cpu_trains_in_float32_and_says_so(monkeypatch, capsys, is_fast, 
     assert setup.in_fast_precision(job).config.policy.precision == computed
     assert job.config.policy.precision == "bfloat16"
     assert ("sft: computes in float32" in capsys.readouterr().out) != is_fast
+
+
+@pytest.mark.parametrize(
+    ("config", "is_fast", "dtype"),
+    [("{}", True, "auto"), ("{}", False, "float32"), ('{"quantization_config": {}}', False, "auto")],
+)
+def test_a_slow_cpu_scores_in_float32_what_is_not_quantised(tmp_path, monkeypatch, config, is_fast, dtype):
+    monkeypatch.setattr(bfloat16, "computes_bfloat16", lambda device: is_fast)
+    (tmp_path / "config.json").write_text(config)
+    assert type_to_score(tmp_path, "cpu") == dtype
