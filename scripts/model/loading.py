@@ -29,17 +29,20 @@ def load_model(
 def fill_model(model: PreTrainedModel, like: Path, folder: Path) -> bool:
     """Take over the weights of a folder, a tensor at a time; False, and nothing done, where they do not fit.
 
-    The model was loaded from the folder `like`. Loading another beside it would hold two for a while.
+    The model was loaded from the folder `like`. Loading another beside it would hold two for a while. Tensors are
+    replaced and not overwritten, since a graph of autograd may have kept one.
     """
+    check_readable(folder)
     own, shards = model.state_dict(), shards_of(folder)
     filled = {own[name].data_ptr() for name in shards if name in own}
-    if config_of(folder) != config_of(like) or shards.keys() - own.keys():
+    is_whole = all(tensor.data_ptr() in filled for tensor in own.values())
+    if config_of(folder) != config_of(like) or shards.keys() - own.keys() or not is_whole:
         return False
-    if any(tensor.data_ptr() not in filled for tensor in own.values()):
-        return False
-    check_readable(folder)
+    types = {name: (own[name].device, own[name].dtype) for name in shards}
+    del own  # or the tensors would outlive their replacement
     for name, shard in shards.items():
-        own[name].copy_(read_tensor(shard, name))
+        model.load_state_dict({name: read_tensor(shard, name).to(*types[name])}, strict=False, assign=True)
+    model.tie_weights()
     return True
 
 
