@@ -75,8 +75,8 @@ def _lose(chain: Chain, place: int, how: str) -> None:
 
 
 def _start_slow_from_the_middle(chain: Chain) -> None:
-    """Train to the middle, and from there a step a second until it is resumed, or it may be done too soon."""
-    at_each_step(chain, f"time.sleep(state.global_step >= {MIDDLE} and self.job.resume_from is None)")
+    """Train to the middle, and from there a step a second, or it may be done too soon."""
+    at_each_step(chain, f"time.sleep(state.global_step >= {MIDDLE})")
     chain.start()
     chain.until_step(MIDDLE)
 

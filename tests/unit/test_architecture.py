@@ -45,6 +45,7 @@ OF_BACKENDS = {"settings", "backend", "train", "training", "export"}
 NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
     "scripts.model.pretrained",
+    "scripts.backends.quantize",
     "scripts.backends.trl.export",
     "scripts.backends.trl.train",
     "scripts.backends.trl.driver",
