@@ -37,7 +37,8 @@ class Scheduling(LoadScopeScheduling):
             return "trl"
         return (
             "chain"
-            if "tests/browser/" in file or re.search(r"test_(backend|chain|colleagues|edits|resume|sweep)\.", file)
+            if "tests/browser/" in file
+            or re.search(r"test_(backend|chain|colleagues|edits|merge|quantize|resume|sweep)\.", file)
             else file
         )
 

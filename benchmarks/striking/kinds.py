@@ -98,6 +98,30 @@ def sweep_recipe() -> dict:
     return recipe
 
 
+def distillation_recipe() -> dict:
+    """A teacher by GRPO, its distillation with the start into the start, and a merge of teacher and student."""
+    recipe = trl_recipe(("sft", "rlvr1"))
+    sft, teacher = recipe["stages"]["sft"], recipe["stages"]["rlvr1"]
+    sft["sft"] = {"max_num_steps": 6}
+    grpo = recipe["defaults"]["grpo"]
+    student = {
+        "algorithm": "distillation",
+        "parent": "sft",
+        "blend": "rlvr1",
+        "teachers": {"math": "teacher", "start": "sft"},
+        "distillation": {
+            "of": {"math_with_judge_simple_agent": "math"},
+            "default": "start",
+            "num_prompts_per_step": 8,
+            "max_num_steps": 9,
+        },
+        **{key: grpo[key] for key in ("policy", "checkpointing")},
+    }
+    merge = {"algorithm": "merge", "merge": {"teacher": 0.5, "student": 0.5}}
+    recipe["stages"] = {"sft": sft, "teacher": teacher, "student": student, "merge": merge}
+    return recipe
+
+
 @dataclass(frozen=True)
 class Kind:
     """A chain, and how often what is struck in it.
@@ -178,6 +202,9 @@ KINDS = {
         "rows of a folder, filled and checked by several workers; light", data_recipe(), aims=SELDOM, files=12
     ),
     "tools": Kind("trl, GRPO with a tool", tools_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12), files=1),
+    "distillation": Kind(
+        "trl, distillation and a merge", distillation_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12)
+    ),
     "sweep": Kind("trl, two variants and a choice", sweep_recipe(), aims=SELDOM | TRAINED, seconds=(2, 12)),
     "twins": Kind(
         "light, two runs at once that ask for the same trainings", light_recipe(2), aims=SELDOM, runs=(RUN, "twin")
