@@ -27,9 +27,11 @@ from tests.slurm.processes import PATH
 
 CPU = Path(__file__).with_name("cpu")
 GRPO = ("examples/nemo_gym/run_grpo_nemo_gym.py", "examples/nemo_gym/nemotron-3-super/stage1_rlvr.yaml")
+MOPD = (GRPO[0], "examples/nemo_gym/nemotron-3-ultra/mopd.yaml")
 DPO = ("examples/run_dpo.py", "examples/configs/dpo.yaml")
 SFT = ("examples/run_sft.py", "examples/configs/sft.yaml")
-AGENT = "math_with_judge_simple_agent"
+AGENT, CHOICE = "math_with_judge_simple_agent", "mcqa_simple_agent"
+TEACHERS = {AGENT: "reasoning", CHOICE: "choice"}
 ANSWER = {"role": "assistant", "content": "7"}
 FAULTS = {"raise": "error", "die": "die", "refit": "refit_failed"}  # in the stand-in's words
 WAITING = re.compile(r"Buffer empty or not enough groups|Wait iteration")
@@ -37,11 +39,13 @@ PATIENCE = 20  # lines that say so, two or one a second, before a driver is take
 FIRST_PATIENCE = 120  # before the first step, while the collector of rollouts still imports torch
 LIMIT = 400.0
 GYM = ("resources_servers/math_with_judge", "responses_api_agents/simple_agent", "responses_api_models/vllm_model")
+OF_CHOICE = "resources_servers/mcqa"
 LEFT_OUT = (
     *("jailbreak_detection", "safety_judge_model", "nl2bash_judge_model", "inverse_if", "multichallenge", "lc_judge"),
     *("equivalence_llm_judge", "policy_model_reasoning_off", "genrm_compare_resources_server", "genrm_model"),
     *("code_gen", "math_with_judge", "effort_levels"),
 )
+ALSO_LEFT_OUT = ("abstention", "rdkit_chemistry_agent", "math_formal_lean_refinement_agent")  # of MOPD
 
 
 @dataclass(frozen=True)
@@ -70,12 +74,41 @@ def rows_of(numbers: range) -> list[dict[str, Any]]:
     return rows
 
 
-def write_model(directory: Path) -> None:
+def choices_of(numbers: range) -> list[dict[str, Any]]:
+    """Questions with two options, one a number."""
+    rows = []
+    for number in numbers:
+        asked = f"the larger: A: {number}\nB: 3"
+        told = {"options": [{"A": str(number)}, {"B": "3"}], "grading_mode": "strict_single_letter_boxed"}
+        rows.append(
+            {
+                "agent_ref": {"type": "responses_api_agents", "name": CHOICE},
+                "question": asked,
+                "expected_answer": "A" if number > 3 else "B",
+                "responses_create_params": {"input": [{"role": "user", "content": asked}]},
+                "uuid": str(number),
+                **told,
+            }
+        )
+    return rows
+
+
+def write_teachers(directory: Path, steps: int) -> None:
+    """Two teachers of the tiny model's shape, and rows of both environments for so many steps of two."""
+    for seed, name in enumerate(TEACHERS.values(), start=1):
+        write_model(directory / name, seed)
+    pairs = zip(rows_of(range(steps)), choices_of(range(steps)), strict=True)
+    lines = [json.dumps(row) + "\n" for pair in pairs for row in pair]
+    (directory / "mixed.jsonl").write_text("".join(lines))
+    (directory / "mixed-val.jsonl").write_text("".join(lines[:2]))
+
+
+def write_model(directory: Path, seed: int = 0) -> None:
     """A tiny model with its tokenizer."""
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(directory)
     size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     tokens = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **size, **tokens)
     LlamaForCausalLM(config).save_pretrained(directory)
@@ -94,7 +127,7 @@ def write_inputs(directory: Path, steps: int) -> None:
 
 def write_gym(directory: Path, python: Path) -> None:
     """Folders for Gym's servers as its images have them, each with a Python environment, which is one for all."""
-    for server in GYM:
+    for server in (*GYM, OF_CHOICE):
         (directory / server).mkdir(parents=True)
         (directory / server / ".venv").symlink_to(python.parent.parent)
 
@@ -107,8 +140,9 @@ class Loops:
 
     def command(self, kind: str, start: Start, run: Path) -> list[str]:
         """The driver's command without what is asked of this one alone."""
-        program, config = {"dpo": DPO, "sft": SFT}.get(kind, GRPO)
-        section, data = {"dpo": ("dpo", "pairs"), "sft": ("sft", "chats")}.get(kind, ("grpo", "rows"))
+        program, config = {"dpo": DPO, "sft": SFT, "mopd": MOPD}.get(kind, GRPO)
+        data = {"dpo": "pairs", "sft": "chats", "mopd": "mixed"}.get(kind, "rows")
+        section = kind if kind in ("dpo", "sft") else "grpo"
         is_static = section != "grpo"
         told = {
             "policy.model_name": self.inputs / "model",
@@ -142,11 +176,28 @@ class Loops:
             told[f"{section}.max_num_epochs"] = start.epochs
         else:
             told |= {"grpo.num_prompts_per_step": 2, "grpo.num_generations_per_prompt": 2}
-            told |= {
-                "grpo.async_grpo.enabled": str(kind == "async").lower(),
-                "grpo.seq_logprob_error_threshold": "null",
-            }
+            told["grpo.async_grpo.enabled"] = str(kind in ("async", "mopd")).lower()
+            told |= self._of_teachers() if kind == "mopd" else {"grpo.seq_logprob_error_threshold": "null"}
         return [program, f"--config={config}", *(f"{key}={value}" for key, value in told.items())]
+
+    def _of_teachers(self) -> dict[str, Any]:
+        """The settings of MOPD: a teacher an environment, each on a node of its own."""
+        opd = "on_policy_distillation"
+        each = f"{opd}.non_colocated_teachers.default_teacher_cfg"
+        groups = ("tensor_model", "context", "pipeline_model", "expert_model")
+        return {
+            "cluster.num_nodes": 1 + len(TEACHERS),
+            "cluster.segment_size": "null",
+            f"{each}.num_nodes": 1,
+            f"{each}.gpus_per_node": 1,
+            **{f"{each}.{group}_parallel_size": 1 for group in groups},
+            f"{opd}.default_teacher_alias": "null",
+            f"++{opd}.strict_agent_name_match": "true",
+            f"{opd}.teacher_model_by_agent_name": "null",  # or the release's own would stay
+            f"++{opd}.teacher_model_by_agent_name": hydra_value(
+                {agent: str(self.inputs / name) for agent, name in TEACHERS.items()}
+            ),
+        }
 
     def train(self, kind: str, start: Start, run: Path) -> dict[str, Any]:
         """Start a driver and say how it ended; one that waits for ever is told to end."""
@@ -256,16 +307,17 @@ class Real(Loops):
             told += [f"data.{part}.dataset_name=BinaryPreferenceDataset" for part in ("train", "validation")]
         elif kind != "sft":
             servers = ("responses_api_models/vllm_model/configs/vllm_model_for_training.yaml", f"{GYM[0]}/configs")
+            more = f",{OF_CHOICE}/configs/mcqa.yaml" if kind == "mopd" else ""
             told += [
                 "policy.megatron_cfg.enabled=false",
                 "policy.generation.colocated.resources.gpus_per_node=1",
                 "policy.generation.colocated.resources.num_nodes=1",
                 "policy.generation.vllm_cfg.enable_vllm_metrics_logger=false",
-                f"env.nemo_gym.uv_venv_dir={self.inputs / 'gym'}",
+                f"++env.nemo_gym.uv_venv_dir={self.inputs / 'gym'}",
                 "env.nemo_gym.num_gpu_nodes=0",
-                f"env.nemo_gym.config_paths=[{servers[0]},{servers[1]}/math_with_judge.yaml]",
+                f"env.nemo_gym.config_paths=[{servers[0]},{servers[1]}/math_with_judge.yaml{more}]",
                 "env.nemo_gym.policy_model.responses_api_models.vllm_model.num_workers=1",
-                *(f"~env.nemo_gym.{name}" for name in LEFT_OUT),
+                *(f"~env.nemo_gym.{name}" for name in (*LEFT_OUT, *(ALSO_LEFT_OUT if kind == "mopd" else ()))),
             ]
         command = [self.python, "-u", CPU / "drive.py", *self.command(kind, start, run), *told]
         if kind == "dpo":

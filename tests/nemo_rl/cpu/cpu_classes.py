@@ -7,6 +7,7 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -46,6 +47,19 @@ class Axes:
         return 1
 
 
+def logits_of(model, data) -> torch.Tensor:
+    ids = data["input_ids"]
+    mask = torch.arange(ids.shape[1])[None] < data["input_lengths"][:, None]
+    return model(input_ids=ids, attention_mask=mask.long()).logits
+
+
+def logprobs_of(model, data) -> torch.Tensor:
+    with torch.no_grad():
+        found = logits_of(model, data)[:, :-1].float().log_softmax(-1)
+    found = found.gather(-1, data["input_ids"][:, 1:, None]).squeeze(-1)
+    return torch.cat([torch.zeros_like(found[:, :1]), found], 1)
+
+
 class CpuPolicy(_Optional):
     """The whole model in one process; its checkpoints are written by NeMo-RL's own native_checkpoint."""
 
@@ -61,22 +75,11 @@ class CpuPolicy(_Optional):
             parts = (self.optimizer, self.scheduler, str(optimizer_path)) if optimizer_path else (None, None, None)
             native_checkpoint.load_checkpoint(self.model, str(weights_path), *parts)
 
-    def _logits(self, model, data) -> torch.Tensor:
-        ids = data["input_ids"]
-        mask = torch.arange(ids.shape[1])[None] < data["input_lengths"][:, None]
-        return model(input_ids=ids, attention_mask=mask.long()).logits
-
-    def _logprobs(self, model, data) -> torch.Tensor:
-        with torch.no_grad():
-            found = self._logits(model, data)[:, :-1].float().log_softmax(-1)
-        found = found.gather(-1, data["input_ids"][:, 1:, None]).squeeze(-1)
-        return torch.cat([torch.zeros_like(found[:, :1]), found], 1)
-
     def get_logprobs(self, data, **_: Any) -> BatchedDataDict:
-        return BatchedDataDict({"logprobs": self._logprobs(self.model, data)})
+        return BatchedDataDict({"logprobs": logprobs_of(self.model, data)})
 
     def get_reference_policy_logprobs(self, data, **_: Any) -> BatchedDataDict:
-        return BatchedDataDict({"reference_logprobs": self._logprobs(self.reference, data)})
+        return BatchedDataDict({"reference_logprobs": logprobs_of(self.reference, data)})
 
     def train(self, data, loss_fn, eval_mode=False, **_: Any) -> dict[str, Any]:
         if not eval_mode:
@@ -86,7 +89,7 @@ class CpuPolicy(_Optional):
             raise RuntimeError("a worker failed")
         rows = data["sample_mask"].sum()
         tokens = (data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum()
-        inputs, data = prepare_loss_input(self._logits(self.model, data), data, loss_fn)
+        inputs, data = prepare_loss_input(logits_of(self.model, data), data, loss_fn)
         loss, measured = loss_fn(data=data, global_valid_seqs=rows, global_valid_toks=tokens, **inputs)
         norm = torch.tensor(0.0)
         if not eval_mode:
@@ -120,6 +123,20 @@ class CpuPolicy(_Optional):
 
     def get_free_memory_bytes(self) -> int:
         return 1 << 30
+
+
+class CpuTeacher(_Optional):
+    """A teacher of MOPD, in the process that collects the rollouts."""
+
+    sharding_annotations = Axes()
+    use_sequence_packing, sequence_length_pad_multiple = False, 1
+    worker_group = SimpleNamespace(workers=[])
+
+    def __init__(self, teacher_cfg, cluster, policy_config, tokenizer) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(teacher_cfg.model_name, dtype=torch.float32)
+
+    def get_logprobs(self, data, **_: Any) -> BatchedDataDict:
+        return BatchedDataDict({"reference_logprobs": logprobs_of(self.model, data)})
 
 
 class CpuGeneration(_Optional):
