@@ -1,6 +1,7 @@
 """Faults of a training and around it: how each of faults.yaml is caused, and mended where Snakemake is called again."""
 
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -74,16 +75,23 @@ def _lose(chain: Chain, place: int, how: str) -> None:
     (chain.cluster.start_host if how == "killed" else chain.cluster.reconnect)(host)
 
 
-def _start_slow_from_the_middle(chain: Chain) -> None:
-    """Train to the middle, and from there a step a second, or it may be done too soon."""
-    at_each_step(chain, f"time.sleep(state.global_step >= {MIDDLE})")
+def _start_slow_from_the_middle(chain: Chain, seconds: int = 1) -> None:
+    """Train to the middle, and from there slowly, or it may be done too soon."""
+    at_each_step(chain, f"time.sleep({seconds} * (state.global_step >= {MIDDLE}))")
     chain.start()
     chain.until_step(MIDDLE)
 
 
 def _lose_the_only_host(chain: Chain) -> None:
-    _start_slow_from_the_middle(chain)
-    _lose(chain, 0, "cut off")
+    """Cut off a host where the training goes on; Slurm, once it reaches the host, would end it before it sees that."""
+    owner = chain.root / "scripts/stage/owner.py"
+    owner.write_text(re.sub(r"(?m)^HEARTBEAT_SECONDS = .*", "HEARTBEAT_SECONDS = 4.0", owner.read_text()))
+    _start_slow_from_the_middle(chain, seconds=3)
+    host = chain.hosts()[0]
+    chain.strike()
+    chain.cluster.disconnect(host)
+    chain.until(lambda: chain.telling("took over; ending at once"))
+    chain.cluster.reconnect(host)
 
 
 def _away(chain: Chain, seconds: float) -> None:
