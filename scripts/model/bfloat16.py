@@ -1,4 +1,4 @@
-"""Where bfloat16 is worth computing in."""
+"""The devices that are fast in bfloat16."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,9 +7,9 @@ from scripts.model.hugging_face import config_of
 
 
 def computes_bfloat16(device: str, described: Path = Path("/proc/cpuinfo")) -> bool:
-    """Tell whether a device multiplies matrices of bfloat16 quickly: a GPU, or a CPU with AVX-512 or Arm's bf16.
+    """Tell whether a device is fast in bfloat16: a GPU, or a CPU with AVX-512 or Arm's bf16.
 
-    By any other CPU torch computes them some 40 times as slowly as those of float32 (measured with AVX2).
+    On other CPUs torch multiplies matrices some 40 times as slowly as in float32 (measured with AVX2).
     """
     if device != "cpu":
         return True
@@ -19,8 +19,8 @@ def computes_bfloat16(device: str, described: Path = Path("/proc/cpuinfo")) -> b
 
 
 def type_to_score(folder: Path, device: str) -> Literal["auto", "float32"]:
-    """Return the type in which a device scores a model: the saved one, or where that is slow, float32.
+    """Return the type to score a model in: the saved type, or float32 on a CPU that is slow in bfloat16.
 
-    The layers of a quantised model compute in the saved type alone.
+    A quantised model computes in its saved type alone.
     """
     return "auto" if computes_bfloat16(device) or "quantization_config" in config_of(folder) else "float32"

@@ -27,10 +27,10 @@ def load_model(
 
 
 def fill_model(model: PreTrainedModel, like: Path, folder: Path) -> bool:
-    """Take over the weights of a folder, a tensor at a time; False, and nothing done, where they do not fit.
+    """Replace the weights of a model from `like` by a folder's, a tensor at a time; return whether they fit.
 
-    The model was loaded from the folder `like`. Loading another beside it would hold two for a while. Tensors are
-    replaced and not overwritten, since a graph of autograd may have kept one.
+    Where they do not fit, the model stays as it is. Tensors are replaced, not overwritten, since autograd's graph may
+    hold one.
     """
     check_readable(folder)
     own, shards = model.state_dict(), shards_of(folder)
@@ -57,7 +57,7 @@ def shards_of(folder: Path) -> dict[str, Path]:
 
 
 def read_tensor(shard: Path, name: str) -> torch.Tensor:
-    """Return a tensor of a file that is open no longer, since its pages in memory count as ours."""
+    """Read a tensor, and close the file, whose pages in memory would count as this process's."""
     with safe_open(shard, "pt") as file:
         return file.get_tensor(name)
 

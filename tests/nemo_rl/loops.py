@@ -277,11 +277,9 @@ class Real(Loops):
         self.servers = []
         for name, command in (("ray", head), ("endpoint", answers)):
             with (self.inputs / f"{name}.log").open("w") as output:
-                self.servers.append(
-                    subprocess.Popen(
-                        command, env=self.environment, stdout=output, stderr=output, start_new_session=True
-                    )
-                )
+                # In the inputs' folder, where Ray's workers then write what a config places by a relative path
+                told = {"cwd": self.inputs, "env": self.environment, "stdout": output, "stderr": output}
+                self.servers.append(subprocess.Popen(command, **told, start_new_session=True))
         deadline = time.monotonic() + 60
         while not all(_listens(port) for port in (self.ray_port, self.port)):
             if time.monotonic() > deadline or any(server.poll() is not None for server in self.servers):

@@ -11,7 +11,7 @@ from tests.pretrained import save_pretrained
 pytestmark = pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="envs/trl.txt is not installed")
 
 
-def weights(folder, sampled=False):
+def weights(folder):
     """The weights as transformers has them after a forward pass, by which compressed ones are unpacked."""
     import torch
     from transformers import AutoModelForCausalLM
