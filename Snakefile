@@ -41,6 +41,7 @@ include: "rules/layout.smk"
 include: "rules/model.smk"
 include: "rules/train.smk"
 include: "rules/evaluate.smk"
+include: "rules/generate.smk"
 include: "rules/benchmarks.smk"
 include: "rules/quantize.smk"
 include: "rules/sweep.smk"
@@ -61,6 +62,7 @@ localrules:
     gate,
     choose,
     stage_page,
+    generated_page,
     pages,
     report_html,
     card,

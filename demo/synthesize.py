@@ -138,7 +138,7 @@ def write_source(recipe: Recipe, directory: Path) -> dict[str, Any]:
     """Write all blends, tables and ``record.json`` below a directory; return the record."""
     tables = _Tables()
     written = []
-    for name, blend in recipe.blends.items():
+    for name, blend in recipe.fetched.items():
         path = directory / f"{name}.jsonl"
         with open_atomically(path) as (file,):
             for row in synthesize_blend(name, blend, recipe, tables):
@@ -153,7 +153,7 @@ def write_source(recipe: Recipe, directory: Path) -> dict[str, Any]:
         written.append(path)
     revision = f"synthetic-{recipe.source.seed}"
     record = {
-        "blends": {name: {"source": "synthetic", "revision": revision} for name in recipe.blends},
+        "blends": {name: {"source": "synthetic", "revision": revision} for name in recipe.fetched},
         "tables": {table.repository: revision for table in sorted(set(TABLES.values()), key=attrgetter("repository"))},
         "files": {str(path.relative_to(directory)): describe_file(path) for path in sorted(written)},
     }
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes, for blends of other sources")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
-    if all(map(recipe.is_synthetic, recipe.blends.values())):
+    if all(map(recipe.is_synthetic, recipe.fetched.values())):
         write_source(recipe, arguments.output)
     else:
         fetch_source(recipe, arguments.output, max(1, arguments.workers), write_source)

@@ -1,10 +1,10 @@
 # Blends: source -> filled -> train and validation splits with their manifest.
 SOURCE = f"{RESULTS}/data/source"
-PUBLISHED = [path for name, blend in RECIPE.blends.items() for path in blend.published_files(name)]
-PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.blends.items() if blend.is_composed]
-SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
+PUBLISHED = [path for name, blend in RECIPE.fetched.items() for path in blend.published_files(name)]
+PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.fetched.items() if blend.is_composed]
+SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.fetched.values())
 WORKERS = "" if SYNTHESIZED else " --workers {threads}"
-IS_SYNTHETIC = any(RECIPE.is_synthetic(blend) for blend in RECIPE.blends.values())
+IS_SYNTHETIC = any(RECIPE.is_synthetic(blend) for blend in RECIPE.fetched.values())
 SOURCE_PROGRAM = "demo.synthesize" if IS_SYNTHETIC else "scripts.data.download"
 
 
@@ -62,7 +62,7 @@ rule fill:
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     wildcard_constraints:
-        blend=one_of(name for name in blends_of("jsonl") if not RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if name in RECIPE.fetched and not RECIPE.blends[name].test),
     threads: 2
     resources:
         **LIGHT,

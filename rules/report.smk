@@ -82,6 +82,21 @@ rule stage_page:
         " 2> {log:q}"
 
 
+rule generated_page:
+    input:
+        manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
+        selection=f"{MADE}/selection.json",
+    output:
+        page("data/{blend}/generated.html", "Blends", "generated", {"blend": "{blend}"}),
+    log:
+        f"{RESULTS}/logs/generated_page-{{blend}}.log",
+    wildcard_constraints:
+        blend=one_of(GENERATED),
+    shell:
+        "python -m scripts.report.generated_page --manifest {input.manifest:q} --selection {input.selection:q}"
+        " --output {output:q} 2> {log:q}"
+
+
 # The pages of the whole run; eval.json speaks for the rollouts.
 rule pages:
     input:
@@ -128,6 +143,7 @@ rule report_html:
         overview=f"{RESULTS}/overview.html",
         environments=f"{RESULTS}/environments.html" if SCORED or TASKS else [],
         stages=of_stages("stage.html"),
+        blends=expand(f"{RESULTS}/data/{{blend}}/generated.html", blend=GENERATED),
         sweeps=expand(f"{RESULTS}/{{sweep}}/sweep.html", sweep=RECIPE.sweeps),
         comparison=COMPARISON,
     output:

@@ -40,6 +40,7 @@ class Origin(TypedDict):
     source: str
     revision: str
     composed: NotRequired[dict[str, Any]]
+    generated: NotRequired[dict[str, Any]]
 
 
 class SourceRecord(TypedDict):
@@ -78,6 +79,7 @@ class Manifest(TypedDict):
     source: NotRequired[Dataset | None]
     placeholders: NotRequired[dict[str, Count]]
     composed: NotRequired[dict[str, Any]]
+    generated: NotRequired[dict[str, Any]]
 
 
 class Facts(TypedDict):

@@ -13,6 +13,7 @@ from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
+from scripts.stage.generating import samplings
 from scripts.stage.scoring import seconds_to_score
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
@@ -99,6 +100,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
     lines += _longest_path(project, to_train) if project.site.slurm else []
+    lines += [str(each) for each in samplings(project.recipe, project.results, project.site)]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")

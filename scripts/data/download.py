@@ -40,8 +40,8 @@ def fetch_source(
     repositories = {table.repository for table in TABLES.values()}
     for unknown in recipe.tables.keys() - repositories:
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
-    synthetic = {name: blend for name, blend in recipe.blends.items() if recipe.is_synthetic(blend)}
-    own = {name: blend for name, blend in recipe.blends.items() if name not in synthetic}
+    synthetic = {name: blend for name, blend in recipe.fetched.items() if recipe.is_synthetic(blend)}
+    own = {name: blend for name, blend in recipe.fetched.items() if name not in synthetic}
     linked = {name: blend.source or recipe.source for name, blend in own.items() if not blend.is_composed}
     record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:

@@ -185,9 +185,9 @@ def main(
     )
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder
-    composed = record["blends"][source.stem].get("composed") if record else None
-    manifest = {"blend": output.name, "source": origin, **described}
-    write_json(output / "manifest.json", manifest | ({"composed": composed} if composed else {}))
+    made = record["blends"][source.stem] if record else {}
+    counts = {key: made[key] for key in ("composed", "generated") if made.get(key)}
+    write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described, **counts})
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Sampler:
         self.seed, self.at_once = seed, ON_CPU if model.device.type == "cpu" else BATCH
         self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
         self.variables = chat_template_kwargs or {}
+        self._rendered: dict[int, tuple[Row, str]] = {}
         self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
         top = {"top_k": top_k or 0, "top_p": top_p if top_p < 1 else None, "min_p": min_p}
         self.settings = GenerationConfig(
@@ -55,12 +56,28 @@ class Sampler:
             eos_token_id=sorted(self.ends),
         )
 
+    def render(self, rows: list[Row]) -> list[str]:
+        """Return the rows' prompts as the model reads them; a row that stands there several times is rendered once."""
+        for row in rows:
+            if id(row) not in self._rendered:
+                self._rendered[id(row)] = row, render_prompt(row, self.processor, **self.variables)
+        return [self._rendered[id(row)][1] for row in rows]
+
+    def plan(self, rows: list[Row]) -> list[list[int]]:
+        """Return the rows' places by batches; a batch's responses depend on its number and on no other batch."""
+        prompts = self.render(rows)
+
+        def tokens_of(index: int) -> int:
+            return len(self.tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
+
+        return list(self.batches([len(prompt) for prompt in prompts], tokens_of))
+
     def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, Rollout]]:
         """Yield responses of one message by the rows' places, a batch at a time; batches that are `done` are left out.
 
         Every batch has a seed of its own, so the others need not be sampled for the same responses.
         """
-        prompts = [render_prompt(row, self.processor, **self.variables) for row in rows]
+        prompts = self.render(rows)
         pictures = [pictures_of(prompt_of(row)) for row in rows]
 
         def batch_of(indices: list[int]) -> dict[str, torch.Tensor]:
@@ -70,10 +87,7 @@ class Sampler:
             batch = self.processor(**inputs, **options, return_tensors="pt")
             return {key: value for key, value in batch.items() if key != "token_type_ids"}
 
-        def tokens_of(index: int) -> int:
-            return len(self.tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
-
-        for number, batch in enumerate(self.batches([len(prompt) for prompt in prompts], tokens_of)):
+        for number, batch in enumerate(self.plan(rows)):
             if all(index in done for index in batch):
                 continue
             torch.manual_seed(self.seed + number)

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.source import Files, Part, Reasoning, Rows, Share
+from scripts.recipe.generated import GeneratedSource, Select
+from scripts.recipe.source import Files, FolderSource, HubSource, Part, Reasoning, Rows, Share
 from scripts.recipe.strict import Name, Text, invalid, matching
 
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -17,6 +18,10 @@ IMAGE_FILES = {
 }
 COMPOSES = frozenset({*Rows.model_fields} - {"source", "file"} | {"sources", "shuffle", "deduplicate", "decontaminate"})
 """The settings any of which makes a blend be composed, rather than linked as it is published."""
+GENERATED_HOLDOUT = 0.05
+"""Share of a generated blend that validates, unless the blend says another: its rows are few, and their number open."""
+OF_OTHERS = COMPOSES | {"file", "test", "rows", "pictures", "hallucinated_tools"}
+"""Settings that no generated blend has."""
 
 
 class Benchmark(Files):
@@ -32,6 +37,10 @@ class Benchmark(Files):
 class Blend(Rows):
     """A set of training data."""
 
+    source: Annotated[HubSource | FolderSource | GeneratedSource, Field(discriminator="kind")] | None = None
+    """Instead of the recipe's; or responses of models (kind: generated, docs/generated.md)."""
+    select: Select | None = None
+    """Of a generated blend: which responses become rows."""
     kind: Literal["prompts", "demonstrations", "preferences", "unpaired"] = Field(
         "prompts",
         description="prompts: rows that an environment rewards; demonstrations: rows with the answer to imitate; "
@@ -72,6 +81,18 @@ class Blend(Rows):
     """Leave out rows with prompts that overlap with benchmarks."""
 
     @property
+    def generated(self) -> GeneratedSource | None:
+        """The models and prompts that the rows are made of; None for a blend that is published or synthesized."""
+        return self.source if isinstance(self.source, GeneratedSource) else None
+
+    @property
+    def makers(self) -> list[str]:
+        """The names of the models that make and rank the rows; none of a blend that is not generated."""
+        if self.generated is None:
+            return []
+        return [*dict.fromkeys([*self.generated.models, *([self.select.rank.by] if self.select.rank else [])])]
+
+    @property
     def names_environments(self) -> bool:
         """Whether each row names an environment: of prompts, and of demonstrations with `environments`."""
         return self.kind == "prompts" or (self.kind == "demonstrations" and bool(self.environments))
@@ -79,7 +100,11 @@ class Blend(Rows):
     @property
     def is_composed(self) -> bool:
         """Whether rows are made from columns of published files; otherwise the blend's file is linked."""
-        return self.names_several() or any(getattr(self, name) for name in COMPOSES)
+        return not self.generated and (self.names_several() or any(getattr(self, name) for name in COMPOSES))
+
+    def names_several(self) -> bool:
+        """Whether more than a single file of JSON lines is named."""
+        return not self.generated and super().names_several()
 
     def parts(self) -> list[Part]:
         """Return the parts of a composed blend with all settings."""
@@ -90,8 +115,18 @@ class Blend(Rows):
     def published_files(self, name: str) -> dict[str, str]:
         """Return the blend's linked files in the source by path below ``data/source/``; `name` is the blend's."""
         if self.format == "jsonl":
-            return {} if self.is_composed else {f"{name}.jsonl": self.file or f"{name}.jsonl"}
+            return {} if self.is_composed or self.generated else {f"{name}.jsonl": self.file or f"{name}.jsonl"}
         return {f"{name}/{file}": file for file in IMAGE_FILES[self.format]}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_the_kind_it_makes(cls, data: Any) -> Any:
+        source, select = (data.get("source"), data.get("select")) if isinstance(data, dict) else (None, None)
+        if not isinstance(source, dict) or source.get("kind") != "generated" or not isinstance(select, dict):
+            return data
+        made = {"best": "demonstrations", "pairs": "preferences"}
+        kind = next((kind for key, kind in made.items() if select.get(key) is not None), "prompts")
+        return {"kind": kind, "holdout": GENERATED_HOLDOUT} | data
 
     @model_validator(mode="before")
     @classmethod
@@ -106,6 +141,7 @@ class Blend(Rows):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Blend":
+        self._is_generated_whole()
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
         names = [benchmark.name for benchmark in self.decontaminate]
@@ -131,3 +167,17 @@ class Blend(Rows):
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
         return self
+
+    def _is_generated_whole(self) -> None:
+        """Refuse settings of published rows in a generated blend, and selection in others."""
+        if (self.generated is None) != (self.select is None):
+            raise invalid("source.kind: generated and select go together; say both or neither")
+        if self.generated is None:
+            return
+        own = OF_OTHERS & self.model_fields_set
+        if given := sorted(name for name in own if getattr(self, name)):
+            raise invalid(
+                f"{given[0]} is of rows that are published or synthesized; say it of the blend of the prompts"
+            )
+        if self.format != "jsonl" or self.kind != self.select.kind:
+            raise invalid(f"select makes {self.select.kind} in jsonl; leave kind and format out")

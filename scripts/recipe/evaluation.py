@@ -111,7 +111,7 @@ class Evaluation(Sampling):
         """Return the blends of the scored validation rows."""
         if self.max_new_tokens is None:
             return []
-        return self.blends or [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
+        return self.blends or [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
 
     def tested_blends(self, recipe: "Recipe") -> list[str]:
         """Return the blends of the scored test rows; none without `test`."""
@@ -133,7 +133,7 @@ class Evaluation(Sampling):
         """PydanticCustomError where no stage or no row can be scored."""
         if self.max_new_tokens is None:
             return
-        prompts = [name for name, blend in recipe.blends.items() if blend.kind == "prompts"]
+        prompts = [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
         for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
             for name in getattr(self, key) or ():
                 if name not in known:

@@ -17,6 +17,7 @@ from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
+from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
@@ -98,6 +99,9 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
+        for name, blend in self.blends.items():
+            if blend.generated:
+                self.blends[name] = checked_in(self, name)
         self._names_refer()
         self._sources_fit()
         for name, stage in self.stages.items():
@@ -130,14 +134,19 @@ class Recipe(Strict):
         if not starts <= self.stages.keys():
             raise misnamed("start", "stage", self.start, self.stages)
         lineages = {name: self._lineage(name) for name in self.stages}
-        roles = {role for start in starts for role in self.stages[start].roles.values() if not self.model_named(role)}
+        roles = {role for start in starts for role in [*self.stages[start].roles.values(), *self.makers_of(start)]}
+        roles = {role for role in roles if not self.model_named(role)}
         before = set().union(*(lineages[start] for start in starts)) - starts - set().union(*map(self._lineage, roles))
         stages = {
             name: stage for name, stage in self.stages.items() if starts & lineages[name] or not before & lineages[name]
         }
         stages |= {start: stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
-        unused = {stage.blend for name, stage in self.stages.items() if name not in stages}
-        unused -= {stage.blend for stage in stages.values()} | {*self.evaluation_blends()}
+        unused = {
+            blend for name, stage in self.stages.items() if name not in stages for blend in self._with_prompts(stage)
+        }
+        unused -= {blend for stage in stages.values() for blend in self._with_prompts(stage)} | {
+            *self.evaluation_blends()
+        }
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
         checkpoints = {name: each for name, each in self.checkpoints.items() if each.stage in stages}
         made = {
@@ -170,7 +179,21 @@ class Recipe(Strict):
             return self.choices[name].among
         if name in self.checkpoints:
             return [self.checkpoints[name].stage]
-        return [start for start in self.stages[name].starts if not self.model_named(start)]
+        starts = [*self.stages[name].starts, *self.makers_of(name)]
+        return [*dict.fromkeys(start for start in starts if not self.model_named(start))]
+
+    def makers_of(self, name: str) -> list[str]:
+        """Return the models that make a stage's rows, and the prompts of these rows, by name."""
+        blends = self._with_prompts(self.settings_of(name))
+        return [*dict.fromkeys(maker for blend in blends for maker in self.blends[blend].makers)]
+
+    def _with_prompts(self, stage: StageSettings) -> list[str]:
+        """Return a stage's blend, and of a generated one the blend of its prompts, and so on."""
+        found, name = list[str](), stage.blend
+        while name in self.blends and name not in found:
+            found.append(name)
+            name = source.prompts if (source := self.blends[name].generated) else None
+        return found
 
     def stages_before(self, name: str) -> set[str]:
         """Return the stages that train directly before a stage: its starts', and all candidates' of a choice."""
@@ -193,6 +216,7 @@ class Recipe(Strict):
         """The pretrained models to start from, by name; `model` is the recipe's own."""
         wanted = {MODEL for stage in self.stages.values() if not stage.parent and stage.starts_from_export(self)}
         wanted |= {start for stage in self.stages.values() for start in stage.roles.values()}
+        wanted |= {maker for blend in self.blends.values() for maker in blend.makers}
         return {name: model for name in sorted(wanted) if (model := self.model_named(name))}
 
     def settings_of(self, name: str) -> StageSettings:
@@ -266,6 +290,11 @@ class Recipe(Strict):
                 raise invalid("the recipe's source is synthetic, whose rows are ready; give it a source", at)
             if isinstance(self.source, SyntheticSource) and any(part.source is None for part in blend.sources):
                 raise invalid("each needs its source, since the recipe's is synthetic", f"{at}.sources")
+
+    @property
+    def fetched(self) -> dict[str, Blend]:
+        """The blends whose rows are published or synthesized, by name; models make the others."""
+        return {name: blend for name, blend in self.blends.items() if not blend.generated}
 
     def is_synthetic(self, blend: Blend) -> bool:
         """Whether a blend is written on this machine."""

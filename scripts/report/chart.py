@@ -49,8 +49,8 @@ def is_known(value: Number) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
-    """Return a chart of at most six lines over the steps, with a text for screen readers; empty without a value.
+def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step") -> str:
+    """Return a chart of at most six lines over an axis, with a text for screen readers; empty without a value.
 
     Long lines are drawn by the extremes of each stretch, so spikes stay.
     """
@@ -72,7 +72,9 @@ def line_chart(title: str, unit: str, lines: Sequence[Line]) -> str:
     )
     place = {"left": LEFT, "right": right, "top": top, "bottom": bottom, "width": WIDTH, "height": HEIGHT}
     ticks = {"x_ticks": x_ticks, "y_ticks": y_ticks}
-    return render("chart.svg", kind="lines", words=f"{title}: {words}", unit=unit, lines=drawn, **place, **ticks)
+    return render(
+        "chart.svg", kind="lines", words=f"{title}: {words}", unit=unit, axis=axis, lines=drawn, **place, **ticks
+    )
 
 
 def _drawn(line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> dict[str, Any]:

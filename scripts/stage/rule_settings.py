@@ -21,12 +21,24 @@ from scripts.files import write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
+from scripts.recipe.generated import judging_of
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import HubSource, SyntheticSource
-from scripts.records import CheckpointRecord, Criteria, Gate, Manifest, Origin, SourceRecord, read_if_there
+from scripts.records import (
+    CheckpointRecord,
+    Criteria,
+    ExportRecord,
+    Gate,
+    Manifest,
+    Origin,
+    SourceRecord,
+    read_if_there,
+)
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
+GENERATING = ("sample", "judge", "select")
+"""The rules that make a generated blend, by whose names their settings go."""
 METADATA = Path(".snakemake/metadata")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
@@ -120,24 +132,44 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
         is_whole = before | {"blends": {}} != now | {"blends": {}}
         fetched = {
             name
-            for name, blend in recipe.blends.items()
+            for name, blend in recipe.fetched.items()
             if is_whole or before["blends"].get(name) != now["blends"][name] or not _is_pinned(recipe, blend)
         }
     else:
-        fetched = {*recipe.blends}
-    return fetched | {
+        fetched = {*recipe.fetched}
+    remade = fetched | {
         name
         for name in recipe.blends
         if not (manifest := data / name / "manifest.json").exists()
         or settings[f"fill/{name}"].differ()
-        or _is_of_other_source(manifest, name, record)
+        or (name in recipe.fetched and _is_of_other_source(manifest, name, record))
     }
+    return remade | {name for name in recipe.blends if _is_generated_anew(recipe, results, name, remade, settings)}
+
+
+def _is_generated_anew(
+    recipe: Recipe, results: Path, name: str, remade: set[str], settings: dict[str, RuleSettings]
+) -> bool:
+    """Whether models would make a blend's rows anew: from other prompts, by other settings or of other contents."""
+    while source := (blend := recipe.blends[name]).generated:
+        made = read_if_there(results / "data" / name / "manifest.json", Manifest)
+        by = {maker: read_if_there(StagePaths(results / maker).export_record, ExportRecord) for maker in blend.makers}
+        contents = {maker: exported and exported["content"] for maker, exported in by.items()}
+        if (
+            not {name, source.prompts}.isdisjoint(remade)
+            or made is None
+            or (made.get("generated") or {}).get("by") != contents
+            or any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
+        ):
+            return True
+        name = source.prompts
+    return False
 
 
 def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
     """Settings of the rules that make data: of the source, and of each blend's splits and check."""
     record = data / "source/record.json"
-    blends = {name: _published(recipe, blend) for name, blend in recipe.blends.items()}
+    blends = {name: _published(recipe, blend) for name, blend in recipe.fetched.items()}
     values = {"source": recipe.source.model_dump(mode="json"), "tables": recipe.tables, "blends": blends}
     is_other = partial(_is_other_source, recipe, record)
     found = {"source": RuleSettings(values, [record], is_other, record.with_name("made_from.json"))}
@@ -149,7 +181,22 @@ def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
         found[f"fill/{name}"] = RuleSettings(values, [manifest], is_other, manifest.with_name("made_from.json"))
         checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
         found[f"check/{name}"] = RuleSettings(checked, [manifest.with_name("check.json")])
+        found |= _of_generating(recipe, name, data) if blend.generated else {}
     return found
+
+
+def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSettings]:
+    """Settings of the rules that sample the responses of a generated blend, judge them and select rows."""
+    blend, folder = recipe.blends[name], data / name / "generated"
+    asked = {
+        "sample": (blend.generated.asked, sorted(folder.glob("samples/*.parquet"))),
+        "judge": (judging_of(recipe, name).model_dump(mode="json", exclude={"servers"}), [folder / "judged.parquet"]),
+        "select": (blend.select.model_dump(mode="json"), [folder / f"{name}.jsonl"]),
+    }
+    return {
+        f"generated/{name}/{step}": RuleSettings(values, made, made_from=folder / f"{step}.json")
+        for step, (values, made) in asked.items()
+    }
 
 
 def _published(recipe: Recipe, blend: Blend) -> Settings:
@@ -171,7 +218,7 @@ def _is_other_source(recipe: Recipe, path: Path) -> bool:
     """Whether the source's record lacks a blend, or names another repository, pinned revision or seed."""
     origins = (read_if_there(path, SourceRecord) or {}).get("blends")
     return origins is not None and any(
-        name not in origins or _is_other_origin(recipe, blend, origins[name]) for name, blend in recipe.blends.items()
+        name not in origins or _is_other_origin(recipe, blend, origins[name]) for name, blend in recipe.fetched.items()
     )
 
 

@@ -145,7 +145,8 @@ class States:
     def _first(self, stage: Stage) -> str:
         """Name the stages, data or model to be made first, in words; nothing if all are there."""
         settings, recipe = stage.settings, self.recipe
-        stages = [start for start in settings.starts if not recipe.model_named(start)]
+        needed = [*dict.fromkeys([*settings.starts, *recipe.makers_of(stage.name)])]
+        stages = [start for start in needed if not recipe.model_named(start)]
         if first := [start for start in stages if self.published(start) is None]:
             return f"{' and '.join(first)} come{'s' if len(first) == 1 else ''} first"
         if stage.blend and not stage.manifest.exists():
@@ -153,7 +154,7 @@ class States:
         if settings.blend in self._remade:
             return "its data are made anew first"
         is_from_model = settings.parent is None and settings.starts_from_export(recipe)
-        for name in [*([MODEL] if is_from_model else []), *(start for start in settings.starts if start not in stages)]:
+        for name in [*([MODEL] if is_from_model else []), *(start for start in needed if start not in stages)]:
             if not (origin := stage.paths.sibling(name)).export_record.exists():
                 return f"its {'model' if name == MODEL else f'model {name}'} comes first"
             if is_made_anew(recipe.model_named(name), origin.directory):

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "stage": STAGE,
     "report": STAGE,
     "evaluate": EVALUATE,
+    "generated": EVALUATE,
     "backends": BACKENDS,
     "train": BACKENDS,
     "commands": BACKENDS | {"train", "report"},
@@ -71,6 +72,9 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.turns",
     "scripts.evaluate.score",
     "scripts.evaluate.tasks",
+    "scripts.generated.sample",
+    "scripts.generated.judge",
+    "scripts.generated.vllm_engine",
     "scripts.backends.trl.probe",
 }
 

@@ -1,0 +1,164 @@
+# Blends that models make: responses sampled in shards, judged, and selected as rows, which are then split as any blend.
+from scripts.stage.rule_settings import GENERATING
+
+GENERATED = [name for name, blend in RECIPE.blends.items() if blend.generated]
+MADE = f"{RESULTS}/data/{{blend}}/generated"
+
+
+def source_of(wildcards):
+    return RECIPE.blends[wildcards.blend].generated
+
+
+def exports_of_models(wildcards):
+    """The exports that respond to a generated blend's prompts."""
+    return [f"{RESULTS}/{name}/hf/record.json" for name in source_of(wildcards).models]
+
+
+def gates_of_models(wildcards):
+    """The gates of the stages among these: nothing is sampled from what is not gone on with."""
+    return [f"{RESULTS}/{name}/gate.json" for name in source_of(wildcards).models if not RECIPE.model_named(name)]
+
+
+def export_of_ranker(wildcards):
+    """The export of the reward model that ranks the responses, if any."""
+    rank = RECIPE.blends[wildcards.blend].select.rank
+    return f"{RESULTS}/{rank.by}/hf/record.json" if rank else []
+
+
+def of_prompts(name):
+    """An input function: a file of the blend of the prompts."""
+    return lambda wildcards: f"{RESULTS}/data/{source_of(wildcards).prompts}/{name}"
+
+
+def held_out_of(wildcards):
+    """The splits whose prompts may not come in: held out of the prompts' blend, or scored by all stages."""
+    prompts = source_of(wildcards).prompts
+    splits = [f"{RESULTS}/data/{blend}/val-split.jsonl" for blend in dict.fromkeys([prompts, *EVALUATION_BLENDS])]
+    tested = [blend for blend in dict.fromkeys([prompts, *TESTED_BLENDS]) if RECIPE.blends[blend].test]
+    return splits + [f"{RESULTS}/data/{blend}/test-split.jsonl" for blend in tested]
+
+
+def shards_of(suffix):
+    """An input function: a file of each shard of a generated blend's responses."""
+
+    def inputs(wildcards):
+        shards = source_of(wildcards).shards
+        return [
+            f"{RESULTS}/data/{wildcards.blend}/generated/samples/{number}-of-{shards}{suffix}"
+            for number in range(1, shards + 1)
+        ]
+
+    return inputs
+
+
+def settings_of_generating(wildcards):
+    return [f"{SETTINGS}/generated/{wildcards.blend}/{step}.json" for step in GENERATING]
+
+
+def runtime_of_sampling(wildcards):
+    """The minutes of a shard's job."""
+    return source_of(wildcards).runtime or MODEL_RESOURCES.get("runtime", 0)
+
+
+rule sample:
+    input:
+        settings=f"{SETTINGS}/generated/{{blend}}/sample.json",
+        exports=exports_of_models,
+        gates=ancient(gates_of_models),
+        manifest=of_prompts("manifest.json"),
+        prompts=ancient(of_prompts("train-split.jsonl")),
+        held_out=ancient(held_out_of),
+    output:
+        responses=f"{MADE}/samples/{{shard}}.parquet",
+        counts=f"{MADE}/samples/{{shard}}.json",
+    log:
+        f"{RESULTS}/logs/sample-{{blend}}-{{shard}}.log",
+    wildcard_constraints:
+        blend=one_of(GENERATED),
+        shard=r"\d+-of-\d+",
+    # What was sampled is kept, so a shard that was preempted or cut off goes on.
+    retries: 3 if SITE.slurm else 0
+    conda:
+        "../envs/trl.yaml"
+    threads: SITE.threads
+    resources:
+        **(MODEL_RESOURCES | {"runtime": runtime_of_sampling} if SITE.slurm else {}),
+        trainings=trainings_of,
+    params:
+        accelerator=SITE.accelerator,
+        engine="vllm" if SITE.vllm_python else "transformers",
+        python=SITE.vllm_python or "python",
+        recipe=CONFIG.recipe,
+        store=f"{CONFIG.results}/samples",
+    shell:
+        "{params.python:q} -m scripts.generated.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --shard {wildcards.shard:q}"
+        " --engine {params.engine} --threads {threads} --accelerator {params.accelerator:q} --store {params.store:q}"
+        " --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
+
+
+rule judge:
+    input:
+        settings=f"{SETTINGS}/generated/{{blend}}/judge.json",
+        responses=shards_of(".parquet"),
+        ranker=export_of_ranker,
+        prompts=ancient(of_prompts("train-split.jsonl")),
+        environments=OWN_ENVIRONMENTS,
+    output:
+        f"{MADE}/judged.parquet",
+    log:
+        f"{RESULTS}/logs/judge-{{blend}}.log",
+    wildcard_constraints:
+        blend=one_of(GENERATED),
+    conda:
+        "../envs/trl.yaml"
+    threads: SITE.threads
+    resources:
+        **MODEL_RESOURCES,
+        trainings=trainings_of,
+    params:
+        accelerator=SITE.accelerator,
+        gym_python=SITE.gym_python,
+        recipe=CONFIG.recipe,
+        store=f"{CONFIG.results}/samples",
+    shell:
+        "python -m scripts.generated.judge --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        " --prompts {input.prompts:q} --responses {input.responses:q} --ranker {input.ranker:q} --store {params.store:q}"
+        " --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
+        " --output {output:q} 2>&1 | (tee -p {log:q} || :)"
+
+
+rule select:
+    input:
+        settings=settings_of_generating,
+        judged=f"{MADE}/judged.parquet",
+        counts=ancient(shards_of(".json")),
+        makers=lambda wildcards: [f"{RESULTS}/{name}/hf/record.json" for name in RECIPE.blends[wildcards.blend].makers],
+        prompts=ancient(of_prompts("train-split.jsonl")),
+    output:
+        rows=f"{MADE}/{{blend}}.jsonl",
+        record=f"{MADE}/record.json",
+        shown=f"{MADE}/selection.json",
+    log:
+        f"{RESULTS}/logs/select-{{blend}}.log",
+    wildcard_constraints:
+        blend=one_of(GENERATED),
+    resources:
+        **LIGHT,
+    params:
+        recipe=CONFIG.recipe,
+        directory=subpath(output.rows, parent=True),
+    shell:
+        "python -m scripts.generated.select --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        " --prompts {input.prompts:q} --judged {input.judged:q} --sampled {input.counts:q} --makers {input.makers:q}"
+        " --output {params.directory:q} 2> {log:q}"
+        " && cp {input.settings:q} {params.directory:q}"
+
+
+use rule fill as fill_generated with:
+    input:
+        settings=f"{SETTINGS}/fill/{{blend}}.json",
+        blend=f"{MADE}/{{blend}}.jsonl",
+        record=f"{MADE}/record.json",
+    wildcard_constraints:
+        blend=one_of(GENERATED),

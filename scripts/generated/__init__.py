@@ -1,0 +1,1 @@
+"""Blends that models make: prompts, sampled responses, rewards, selected rows."""

@@ -1,0 +1,139 @@
+"""Reward the sampled responses of a generated blend, by the environments of the prompts and a reward model if named."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pyarrow as pa
+import torch
+from transformers import logging as transformers_logging
+
+from scripts.errors import warn
+from scripts.evaluate.score import load_export
+from scripts.files import canonical_json, sha256_file, sha256_text
+from scripts.generated.asked import prompts_in
+from scripts.generated.kept import Kept
+from scripts.generated.schemas import JUDGED, RESPONSES
+from scripts.program import run_command_line
+from scripts.recipe.generated import judging_of
+from scripts.recipe.load import load_recipe
+from scripts.recipe.resolve import own_environments
+from scripts.recipe.site import GYM_PYTHON
+from scripts.records import ExportRecord, read_record
+from scripts.rewards.registry import register, register_gym, reward_groups
+from scripts.rewards.verdict import Unjudged
+from scripts.rows.jsonl import environment_named
+from scripts.rows.kinds import Row
+from scripts.rows.messages import tools_of
+from scripts.rows.prompts import prompt_of, render
+from scripts.stage.tables import read_table, write_table
+
+AT_ONCE = 32
+"""Prompts whose responses are judged side by side; a kill loses as many."""
+Group = tuple[int, Row, list[str]]
+"""A prompt's line, its row and its responses."""
+
+
+def rewards_of(groups: list[Group], split: Path) -> list[list[Any]]:
+    """Return reward and reason of no verdict for each response, by group; both None without an environment."""
+    rewarded = [(line, row, texts) for line, row, texts in groups if environment_named(row)]
+    places = [f"{split}:{line}" for line, *_ in rewarded]
+    judged = iter(reward_groups([(row, texts) for _, row, texts in rewarded], places))
+    return [
+        [(None, reward.why) if isinstance(reward, Unjudged) else (float(reward), None) for reward in next(judged)]
+        if environment_named(row)
+        else [(None, None)] * len(texts)
+        for _, row, texts in groups
+    ]
+
+
+class Ranker:
+    """A reward model that scores responses to prompts."""
+
+    def __init__(self, export: Path, accelerator: str) -> None:
+        self.model, self.tokenizer = load_export(export, accelerator)
+        self.model.eval()
+
+    @torch.inference_mode()
+    def scores(self, row: Row, responses: list[str]) -> list[float]:
+        """Return the score of each response, read in the reward model's own chat template."""
+        texts = [
+            render([*prompt_of(row), {"role": "assistant", "content": text}], self.tokenizer, tools=tools_of(row))
+            for text in responses
+        ]
+        options = {"padding": True, "add_special_tokens": False, "return_tensors": "pt"}
+        inputs = self.tokenizer(text=texts, **options).to(self.model.device)
+        return self.model(**inputs).logits[:, 0].float().tolist()
+
+
+def judge(
+    groups: list[Group], split: Path, ranker: Ranker | None, folder: Path
+) -> Iterator[list[tuple[float | None, str | None, float | None]]]:
+    """Yield reward, reason of no verdict, and score of each response, by group; `folder` keeps a killed call's."""
+    kept = Kept(folder, "prompts to judge", set(range(len(groups))))
+    left = [place for place in range(len(groups)) if place not in kept.answers]
+    for several in (left[start : start + AT_ONCE] for start in range(0, len(left), AT_ONCE)):
+        chosen = [groups[place] for place in several]
+        answers = {}
+        for place, (_, row, texts), judged in zip(several, chosen, rewards_of(chosen, split), strict=True):
+            scores = ranker.scores(row, texts) if ranker else [None] * len(texts)
+            answers[place] = [[*each, score] for each, score in zip(judged, scores, strict=True)]
+        kept.add(answers)
+    return (answer for _, answer in kept.in_order())
+
+
+def main(
+    recipe: Path,
+    blend: Annotated[str, "the generated blend"],
+    prompts: Annotated[Path, "the training split of the prompts"],
+    responses: Annotated[list[Path], "Parquet files of the responses, a shard each"],
+    store: Annotated[Path, "folder of the verdicts of all calls"],
+    output: Annotated[Path, "judged.parquet"],
+    ranker: Annotated[Path | None, "hf/record.json of the reward model of select.rank"] = None,
+    gym_python: Annotated[str, "the Python of the environment with NeMo-Gym"] = GYM_PYTHON,
+    threads: int = 2,
+    accelerator: Annotated[str, "device of the reward model"] = "cpu",
+) -> None:
+    """Write judged.parquet: every response with its reward."""
+    torch.set_num_threads(threads)
+    transformers_logging.disable_progress_bar()
+    loaded = load_recipe(recipe)
+    own, judging = own_environments(loaded), judging_of(loaded, blend)
+    register(own)
+    if judging.gym:
+        register_gym(judging.gym, judging.servers, gym_python)
+    table = pa.concat_tables(read_table(path, RESPONSES) for path in responses)
+    table = table.sort_by([(name, "ascending") for name in ("line", "model", "sample")])
+    kind = loaded.blends[loaded.blends[blend].generated.prompts].kind
+    asked, rows = {*table["line"].to_pylist()}, table.to_pylist()
+    by_line = {prompt.line: prompt.row for prompt in prompts_in(prompts, kind) if prompt.line in asked}
+    texts: dict[int, list[str]] = {}
+    for row in rows:
+        texts.setdefault(row["line"], []).append(row["response"])
+    groups = [(line, by_line[line], answers) for line, answers in texts.items()]
+    by = {
+        "gym": judging.model_dump(mode="json", exclude={"servers"}),
+        "environments": {name: sha256_file(path) for name, path in own.items()},
+        "ranker": read_record(ranker, ExportRecord)["content"] if ranker else None,
+    }
+    responses_sha256 = sha256_text(canonical_json(rows))
+    folder = store / sha256_text(canonical_json([by, responses_sha256]))[:16]
+    judged = [
+        each
+        for group in judge(groups, prompts, Ranker(ranker, accelerator) if ranker else None, folder)
+        for each in group
+    ]
+    unjudged = [(row, why) for row, (_, why, _) in zip(rows, judged, strict=True) if why]
+    if unjudged:
+        first, why = unjudged[0]
+        warn(
+            f"{blend}: {len(unjudged)} of {len(rows)} responses could not be judged, and make no row; the first, to "
+            f"{prompts}:{first['line']}: {why}"
+        )
+    for row, (reward, why, score) in zip(rows, judged, strict=True):
+        row |= {"environment": environment_named(by_line[row["line"]]), "reward": reward, "why": why, "score": score}
+    write_table(pa.Table.from_pylist(rows, schema=JUDGED), output)
+
+
+if __name__ == "__main__":
+    run_command_line(main)

@@ -1,0 +1,221 @@
+"""Settings of blends that models make: how responses are sampled, and which of them become rows."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+
+from scripts.recipe.gym_release import Gym, GymServer, ServerName, check_gym
+from scripts.recipe.sampling import Sampling, TemplateVariables
+from scripts.recipe.source import Operator, Share
+from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
+
+if TYPE_CHECKING:
+    from scripts.recipe.blend import Blend
+    from scripts.recipe.recipe import Recipe
+
+COLUMNS = ("environment", "reward", "score", "tokens", "cut", "sample", "model", "pass_rate")
+"""What `filter` may ask about: a response's columns in judged.parquet, and its prompt's pass rate."""
+Part = matching(r"^[1-9]\d{0,3} of [1-9]\d{0,3}$")
+
+
+class GeneratedSource(Sampling):
+    """Responses of models to a blend's training prompts, none of them held out."""
+
+    kind: Literal["generated"]
+    by: Name | Annotated[list[Name], Field(min_length=1)]
+    """Stages, checkpoints, choices or pretrained models that respond; of several, the responses are mixed."""
+    prompts: Name
+    """The blend of the prompts; its environments reward the responses."""
+    part: Part | None = None
+    """A share of the prompts, as "1 of 2", by a hash of the prompt: parts never overlap."""
+    samples: PositiveInt = 8
+    """Responses of each model to a prompt."""
+    seed: int = 0
+    """Another seed, other responses."""
+    shards: PositiveInt = 1
+    """Jobs that share the prompts; their number changes no response."""
+    runtime: PositiveInt | None = None
+    """Minutes of a shard's job; none: those of the site's light jobs."""
+    responses_per_second: PositiveFloat | None = None
+    """Expected pace of a shard, for plans; none: as measured, or unknown."""
+    chat_template_kwargs: TemplateVariables = Field({})
+    """Variables of the chat template, such as enable_thinking."""
+    gym: Gym | None = None
+    """NeMo-Gym's servers that reward the responses; none: those of evaluation, else the verifiers here."""
+    gym_servers: dict[ServerName, GymServer] = Field({})
+    """How Gym's servers are reached, by name."""
+
+    @property
+    def models(self) -> list[str]:
+        """The names of the models that respond."""
+        return [self.by] if isinstance(self.by, str) else self.by
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The part's number from 0, and the number of parts."""
+        number, _, parts = (self.part or "1 of 1").partition(" of ")
+        return int(number) - 1, int(parts)
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The settings of decoding, defaults besides length, temperature and seed left out."""
+        more = self.model_dump(
+            mode="json", include={*Sampling.model_fields, "chat_template_kwargs"}, exclude_defaults=True
+        )
+        return more | {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The settings that change responses."""
+        return {"samples": self.samples, "part": self.part, **self.decoding}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        number, parts = self.share
+        if number >= parts:
+            raise invalid(f"part: '{self.part}' is beyond the last part; say '{parts} of {parts}'")
+        if len({*self.models}) < len(self.models):
+            raise invalid("by names a model twice")
+        check_gym(self.gym, self.gym_servers)
+        return self
+
+
+class Best(Strict):
+    """Rejection sampling: the best responses to a prompt become demonstrations."""
+
+    keep: PositiveInt = 1
+    """Most responses of one model to a prompt."""
+    per_prompt: PositiveInt | None = None
+    """Most responses to a prompt, of all models together; none: no limit beside keep."""
+    min_reward: float | None = 1.0
+    """Least reward; of ranked responses, least score. None: any."""
+    shortest: bool = True
+    """Of equally good responses the shortest is taken; false: the first sampled."""
+
+
+class Pairs(Strict):
+    """A better and a worse response to a prompt become a preference."""
+
+    chosen: Literal["best"] = "best"
+    rejected: Literal["worst", "random", "nearest_length"] = "worst"
+    """Among the responses that are worse by `margin`: the worst, one by the seed, or the one nearest in length."""
+    margin: PositiveFloat = 0.5
+    """Least difference of the rewards; of ranked responses, of the scores."""
+    max_length_ratio: Annotated[float, Field(ge=1)] | None = None
+    """Most tokens of the longer response for one token of the shorter; none: any."""
+
+
+class PassRate(Strict):
+    """Prompts by the share of their responses that pass."""
+
+    min: Share = 0.0
+    max: Share = 1.0
+    reward: float = 1.0
+    """The least reward of a response that passes."""
+
+    @model_validator(mode="after")
+    def _is_a_range(self) -> Self:
+        if self.min > self.max:
+            raise invalid(f"min ({self.min:g}) is above max ({self.max:g})")
+        return self
+
+
+class Band(PassRate):
+    """A band of pass rates, and its share of the rows."""
+
+    share: Annotated[float, Field(gt=0, le=1)]
+
+
+class Rank(Strict):
+    """Another judge than the rewards."""
+
+    by: Name
+    """A stage of algorithm reward, or a pretrained reward model, whose scores order the responses."""
+
+
+class Select(Strict):
+    """What becomes of judged responses: `best`, `pairs`, or else prompts with their pass rate."""
+
+    best: Best | None = None
+    pairs: Pairs | None = None
+    pass_rate: PassRate | None = None
+    """Leave out prompts beyond these pass rates, of whatever the rows become."""
+    curriculum: Literal["by_pass_rate"] | Annotated[list[Band], Field(min_length=1)] | None = None
+    """Of prompts: the easiest first; or bands one after another, each with its share of the rows."""
+    rank: Rank | None = None
+    filter: list[tuple[Literal[COLUMNS], Operator, Any]] = Field([])
+    """Conditions on responses, all to be met, in pyarrow's form: [[tokens, '<', 512]]."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the rows."""
+        return "demonstrations" if self.best else "preferences" if self.pairs else "prompts"
+
+    @field_validator("curriculum")
+    @classmethod
+    def _shares_add_up(cls, curriculum: Any) -> Any:
+        if isinstance(curriculum, list) and sum(band.share for band in curriculum) > 1 + 1e-9:
+            raise invalid("the bands' shares are more than 1 together")
+        return curriculum
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.best and self.pairs:
+            raise invalid("says best and pairs; a blend holds one of them")
+        if self.curriculum and self.kind != "prompts":
+            raise invalid(f"curriculum orders prompts, and {self.kind} are made here; leave it out")
+        if self.rank and self.kind == "prompts":
+            raise invalid("rank orders the responses of best or pairs; say one of them")
+        if not self.model_fields_set:
+            raise invalid("says nothing: best, pairs, or pass_rate")
+        return self
+
+
+class Judging(Strict):
+    """What rewards the responses of a generated blend beside the verifiers here: Gym's servers, and where they are."""
+
+    gym: Gym | None = None
+    servers: dict[ServerName, GymServer] = Field({})
+
+
+def judging_of(recipe: "Recipe", blend: str) -> Judging:
+    """Return the judging of a generated blend: its own, else that of the held-out scores."""
+    source = recipe.blends[blend].generated
+    own = source if source.gym or not recipe.evaluation else recipe.evaluation
+    return Judging(gym=own.gym, servers=own.gym_servers)
+
+
+def checked_in(recipe: "Recipe", name: str) -> "Blend":
+    """Return a generated blend with its prompts' environments; PydanticCustomError where nothing makes or judges it."""
+    blend, at = recipe.blends[name], f"blends.{name}"
+    prompts = _first_prompts(recipe, name)
+    trained = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
+    for maker in blend.makers:
+        is_judge = blend.select.rank is not None and maker == blend.select.rank.by
+        where = f"{at}.select.rank.by" if is_judge else f"{at}.source.by"
+        if maker not in trained and not recipe.model_named(maker):
+            raise misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models])
+        if maker in trained and recipe.settings_of(maker).answers_prompts == is_judge:
+            does = "answers prompts and ranks nothing" if is_judge else "is a reward model, which answers no prompts"
+            raise invalid(f"{maker} {does}", where)
+    if prompts.format != "jsonl":
+        raise invalid("its rows have a format of their own; sample from a blend in jsonl", f"{at}.source.prompts")
+    if not blend.select.rank and not prompts.names_environments:
+        says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
+        raise invalid(says, f"{at}.source.prompts")
+    if blend.kind == "preferences" or blend.environments:
+        return blend
+    return blend.model_copy(update={"environments": prompts.environments})
+
+
+def _first_prompts(recipe: "Recipe", name: str) -> "Blend":
+    """Return the blend, of those whose prompts a generated blend goes back to, that no model makes."""
+    names = [name]
+    while source := recipe.blends[names[-1]].generated:
+        if source.prompts not in recipe.blends:
+            raise misnamed(f"blends.{names[-1]}.source.prompts", "blend", source.prompts, recipe.blends)
+        if source.prompts in names:
+            circle = " -> ".join([*names, source.prompts])
+            raise invalid(f"the blends take their prompts from each other: {circle}", f"blends.{name}.source.prompts")
+        names.append(source.prompts)
+    return recipe.blends[names[-1]]

@@ -1,0 +1,59 @@
+"""The page of a generated blend: pass rates, lengths, rows to read, and what was left out."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+from scripts.files import read_json
+from scripts.program import run_command_line
+from scripts.records import Manifest, read_record
+from scripts.report.chart import Line, line_chart
+from scripts.report.curves import short_name
+from scripts.report.page import write_page
+
+BINS = 20
+
+
+def main(
+    manifest: Annotated[Path, "the blend's manifest.json"],
+    selection: Annotated[Path, "what scripts.generated.select found"],
+    output: Annotated[Path, "HTML"],
+) -> None:
+    """Write the page of a generated blend."""
+    known, found = read_record(manifest, Manifest), read_json(selection)
+    write_page(
+        output,
+        "generated.html",
+        blend=manifest.parent.name,
+        source=known["generated"],
+        splits={name: known[name]["rows"] for name in ("train", "validation")},
+        found=found,
+        environments={short_name(name): rows for name, rows in found["environments"].items()},
+        figures=list(_figures(found)),
+    )
+
+
+def _figures(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield title, chart and caption of each figure."""
+    rates = [
+        Line(short_name(name), [100 * place / (len(counts) - 1) for place in range(len(counts))], counts)
+        for name, counts in found["pass_rates"].items()
+    ]
+    if chart := line_chart("Prompts by pass rate", "prompts", rates, "pass rate, %"):
+        yield "Prompts by pass rate", chart, "Prompts that are never (0) or always (100) solved teach GRPO nothing."
+    if lengths := found["lengths"]:
+        width = max(1, -(-max(max(pair) for pair in lengths) // BINS))
+        lines = []
+        for place, label in enumerate(("chosen", "rejected")):
+            counts = [0] * (BINS + 1)
+            for pair in lengths:
+                counts[pair[place] // width] += 1
+            lines.append(Line(label, range(0, width * (BINS + 1), width), counts))
+        says = (
+            f"The longer response is chosen in {found['longer_chosen']:.0%} of the pairs: what length alone predicts."
+        )
+        yield "Responses by length", line_chart("Responses by length", "responses", lines, "tokens"), says
+
+
+if __name__ == "__main__":
+    run_command_line(main)
