@@ -1,15 +1,12 @@
 """Reward the sampled responses of a generated blend, by the environments of the prompts and a reward model if named."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
-import torch
-from transformers import logging as transformers_logging
 
 from scripts.errors import warn
-from scripts.evaluate.score import load_export
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.generated.asked import prompts_in
 from scripts.generated.kept import Kept
@@ -24,14 +21,13 @@ from scripts.rewards.registry import register, register_gym, reward_groups
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.jsonl import environment_named
 from scripts.rows.kinds import Row
-from scripts.rows.messages import tools_of
-from scripts.rows.prompts import prompt_of, render
 from scripts.stage.tables import read_table, write_table
 
 AT_ONCE = 32
 """Prompts whose responses are judged side by side; a kill loses as many."""
 Group = tuple[int, Row, list[str]]
 """A prompt's line, its row and its responses."""
+Scores = Callable[[Row, list[str]], list[float]]
 
 
 def rewards_of(groups: list[Group], split: Path) -> list[list[Any]]:
@@ -47,27 +43,8 @@ def rewards_of(groups: list[Group], split: Path) -> list[list[Any]]:
     ]
 
 
-class Ranker:
-    """A reward model that scores responses to prompts."""
-
-    def __init__(self, export: Path, accelerator: str) -> None:
-        self.model, self.tokenizer = load_export(export, accelerator)
-        self.model.eval()
-
-    @torch.inference_mode()
-    def scores(self, row: Row, responses: list[str]) -> list[float]:
-        """Return the score of each response, read in the reward model's own chat template."""
-        texts = [
-            render([*prompt_of(row), {"role": "assistant", "content": text}], self.tokenizer, tools=tools_of(row))
-            for text in responses
-        ]
-        options = {"padding": True, "add_special_tokens": False, "return_tensors": "pt"}
-        inputs = self.tokenizer(text=texts, **options).to(self.model.device)
-        return self.model(**inputs).logits[:, 0].float().tolist()
-
-
 def judge(
-    groups: list[Group], split: Path, ranker: Ranker | None, folder: Path
+    groups: list[Group], split: Path, scores_of: Scores | None, folder: Path
 ) -> Iterator[list[tuple[float | None, str | None, float | None]]]:
     """Yield reward, reason of no verdict, and score of each response, by group; `folder` keeps a killed call's."""
     kept = Kept(folder, "prompts to judge", set(range(len(groups))))
@@ -76,7 +53,7 @@ def judge(
         chosen = [groups[place] for place in several]
         answers = {}
         for place, (_, row, texts), judged in zip(several, chosen, rewards_of(chosen, split), strict=True):
-            scores = ranker.scores(row, texts) if ranker else [None] * len(texts)
+            scores = scores_of(row, texts) if scores_of else [None] * len(texts)
             answers[place] = [[*each, score] for each, score in zip(judged, scores, strict=True)]
         kept.add(answers)
     return (answer for _, answer in kept.in_order())
@@ -95,8 +72,6 @@ def main(
     accelerator: Annotated[str, "device of the reward model"] = "cpu",
 ) -> None:
     """Write judged.parquet: every response with its reward."""
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()
     loaded = load_recipe(recipe)
     own, judging = own_environments(loaded), judging_of(loaded, blend)
     register(own)
@@ -118,11 +93,8 @@ def main(
     }
     responses_sha256 = sha256_text(canonical_json(rows))
     folder = store / sha256_text(canonical_json([by, responses_sha256]))[:16]
-    judged = [
-        each
-        for group in judge(groups, prompts, Ranker(ranker, accelerator) if ranker else None, folder)
-        for each in group
-    ]
+    scores_of = _ranking(ranker, accelerator, threads) if ranker else None
+    judged = [each for group in judge(groups, prompts, scores_of, folder) for each in group]
     unjudged = [(row, why) for row, (_, why, _) in zip(rows, judged, strict=True) if why]
     if unjudged:
         first, why = unjudged[0]
@@ -133,6 +105,18 @@ def main(
     for row, (reward, why, score) in zip(rows, judged, strict=True):
         row |= {"environment": environment_named(by_line[row["line"]]), "reward": reward, "why": why, "score": score}
     write_table(pa.Table.from_pylist(rows, schema=JUDGED), output)
+
+
+def _ranking(export: Path, accelerator: str, threads: int) -> Scores:
+    """Return the function that scores responses by a reward model."""
+    import torch  # noqa: PLC0415 - only where a reward model ranks
+    from transformers import logging  # noqa: PLC0415
+
+    from scripts.generated.ranker import Ranker  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
+    return Ranker(export, accelerator).scores
 
 
 if __name__ == "__main__":

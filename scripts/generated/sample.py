@@ -1,33 +1,33 @@
 """Sample the responses of models to one shard of a generated blend's prompts."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import pyarrow as pa
-import torch
-from transformers import logging as transformers_logging
 
-from scripts.evaluate.score import load_export
 from scripts.files import canonical_json, sha256_text, write_json
 from scripts.generated.asked import Prompt, prompts_of
 from scripts.generated.kept import Kept
 from scripts.generated.schemas import RESPONSES
-from scripts.model.generate import Rollout, Sampler
-from scripts.model.loading import count_gpus
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
-from scripts.records import ExportRecord, read_record
+from scripts.records import ExportRecord, read_if_there, read_record
 from scripts.rewards.registry import register
 from scripts.rows.prompts import Row
 from scripts.stage.consistency import exported_model
 from scripts.stage.tables import write_table
 
+if TYPE_CHECKING:
+    from scripts.model.generate import Rollout
+
 ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transformers", "vllm")}
 """The packages whose versions decide an engine's responses."""
+PLAN = "batches.json"
 
 
 class Engine(Protocol):
@@ -36,17 +36,34 @@ class Engine(Protocol):
     def plan(self, rows: list[Row]) -> list[list[int]]:
         """Return the rows' places by batches."""
 
-    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, Rollout]]:
+    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, "Rollout"]]:
         """Yield responses by the rows' places; batches that are `done` are left out."""
 
 
-def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str) -> Engine:
+def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> Engine:
     """Load an export's model in an engine."""
+    import torch  # noqa: PLC0415 - what is sampled already needs no model
+    from transformers import logging  # noqa: PLC0415
+
+    torch.set_num_threads(threads)
+    logging.disable_progress_bar()
     if name == "vllm":
-        from scripts.generated.vllm_engine import VllmEngine  # noqa: PLC0415 - vLLM is where the site names its Python
+        from scripts.generated.vllm_engine import VllmEngine  # noqa: PLC0415
 
         return VllmEngine(exported_model(export), **decoding)
+    from scripts.evaluate.score import load_export  # noqa: PLC0415
+    from scripts.model.generate import Sampler  # noqa: PLC0415
+
     return Sampler(*load_export(export, accelerator), **decoding)
+
+
+def has_gpus(accelerator: str) -> bool:
+    """Whether a site's accelerator is GPUs here; UserError for `cuda` without any."""
+    if accelerator == "cpu":
+        return False
+    from scripts.model.loading import count_gpus  # noqa: PLC0415
+
+    return count_gpus(accelerator) > 0
 
 
 def _version(package: str) -> str | None:
@@ -57,30 +74,35 @@ def _version(package: str) -> str | None:
 
 
 def sample(
-    engine: Engine, prompts: list[Prompt], samples: int, shard: tuple[int, int], folder: Path, about: str
+    load: Callable[[], Engine],
+    prompts: list[Prompt],
+    samples: int,
+    shard: tuple[int, int],
+    folder: Path,
+    about: str,
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the responses of one shard (`shard`: number from 0, shards) by prompt and sample, and how many are new.
 
-    The shards share an engine's batches, so their number changes no response. `folder` keeps the responses of a call
-    that was killed, and of all earlier calls.
+    The shards share an engine's batches, which the first to come writes down, so their number changes no response.
+    `folder` keeps the batches, and the responses of all calls; the engine is loaded where one is missing.
     """
-    rows = [prompt.row for prompt in prompts for _ in range(samples)]
-    number, shards = shard
-    wanted = {place for batch in engine.plan(rows)[number::shards] for place in batch}
+    rows, (number, shards), engine = [prompt.row for prompt in prompts for _ in range(samples)], shard, None
+    if (plan := read_if_there(folder / PLAN, list[list[int]])) is None:
+        engine = load()
+        plan = engine.plan(rows)
+        write_json(folder / PLAN, plan)
+    wanted = {place for batch in plan[number::shards] for place in batch}
     kept = Kept(folder, about, wanted)
-    for responses in engine.respond(rows, kept.answers.keys() | set(range(len(rows))) - wanted):
-        kept.add({place: [*rollout] for place, rollout in responses.items()})
-    responses = [
-        {
-            "line": prompts[place // samples].line,
-            "sample": place % samples,
-            "response": text,
-            "tokens": tokens,
-            "cut": cut,
-        }
-        for place, (text, tokens, cut) in kept.in_order()
+    if kept.done < len(wanted):
+        engine = engine or load()
+        for responses in engine.respond(rows, kept.answers.keys() | set(range(len(rows))) - wanted):
+            kept.add({place: [*rollout] for place, rollout in responses.items()})
+    names = ("response", "tokens", "cut")
+    found = [
+        {"line": prompts[place // samples].line, "sample": place % samples, **dict(zip(names, answer, strict=True))}
+        for place, answer in kept.in_order()
     ]
-    return responses, len(wanted) - kept.earlier
+    return found, len(wanted) - kept.earlier
 
 
 def main(
@@ -97,23 +119,21 @@ def main(
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the models"] = "cpu",
 ) -> None:
     """Sample a shard's responses of every model."""
-    torch.set_num_threads(threads)
-    transformers_logging.disable_progress_bar()
     loaded = load_recipe(recipe)
     register(own_environments(loaded))
     source = loaded.blends[blend].generated
     kinds = {path: loaded.blends[path.parent.name].kind for path in held_out}
     asked, left_out = prompts_of(source, prompts, loaded.blends[source.prompts].kind, kinds)
     number, _, shards = shard.partition("-of-")
-    packages = {name: _version(name) for name in ENGINES[engine]} | {"gpus": count_gpus(accelerator) > 0}
+    packages = {name: _version(name) for name in ENGINES[engine]} | {"gpus": has_gpus(accelerator)}
     rows, began, sampled = [], time.monotonic(), 0
     for place, (name, export) in enumerate(zip(source.models, exports, strict=True)):
         content = read_record(export, ExportRecord)["content"]
         lines = [[prompt.line, prompt.sha256] for prompt in asked]
         identity = sha256_text(canonical_json([content, source.decoding, source.samples, lines, packages]))[:16]
-        loaded_engine = engine_of(engine, export, source.decoding, accelerator)
+        load = partial(engine_of, engine, export, source.decoding, accelerator, threads)
         shared = int(number) - 1, int(shards)
-        responses, new = sample(loaded_engine, asked, source.samples, shared, store / identity, f"responses of {name}")
+        responses, new = sample(load, asked, source.samples, shared, store / identity, f"responses of {name}")
         sampled += new
         rows += [{"model": place, **response} for response in responses]
     write_table(pa.Table.from_pylist(rows, schema=RESPONSES), output)

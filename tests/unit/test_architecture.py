@@ -72,8 +72,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.turns",
     "scripts.evaluate.score",
     "scripts.evaluate.tasks",
-    "scripts.generated.sample",
-    "scripts.generated.judge",
+    "scripts.generated.ranker",
     "scripts.generated.vllm_engine",
     "scripts.backends.trl.probe",
 }

@@ -12,6 +12,7 @@ from scripts.data.fill import FILES
 from scripts.generated import select as selecting
 from scripts.generated.asked import prompts_of
 from scripts.generated.kept import Kept
+from scripts.generated.sample import sample
 from scripts.generated.schemas import JUDGED
 from scripts.generated.select import Selection
 from scripts.recipe.blend import Blend
@@ -139,10 +140,9 @@ class Engine:
 
 
 def sampled_in(folder, shards, engine, prompts):
-    sample = pytest.importorskip("scripts.generated.sample").sample
     found = []
     for number in range(shards):
-        rows, _ = sample(engine, prompts, 3, (number, shards), folder, "responses")
+        rows, _ = sample(lambda: engine, prompts, 3, (number, shards), folder, "responses")
         found += rows
     return sorted(found, key=lambda row: (row["line"], row["sample"]))
 

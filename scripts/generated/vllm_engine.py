@@ -1,0 +1,64 @@
+"""Sample responses by vLLM's offline engine, in the environment that the site's vllm_python names."""
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import LLM, SamplingParams
+
+from scripts.errors import UserError
+from scripts.model.generate import Rollout
+from scripts.model.processor import load_processor
+from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.prompts import Row, pictures_of, prompt_of, render_prompt
+
+AT_ONCE = 4096
+"""Responses of a batch; a kill loses as many, and at its end the engine runs dry for a moment."""
+
+
+class VllmEngine:
+    """vLLM as an engine of scripts.generated.sample: prompts of a prefix side by side, each response by its own seed.
+
+    Equal seeds give equal responses only as far as vLLM's batches are invariant (its VLLM_BATCH_INVARIANT). The model
+    is shared by all GPUs of the node by tensor parallelism. No GPU has tried it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        max_new_tokens: int,
+        temperature: float,
+        seed: int,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        processor = load_processor(folder)
+        self.tokenizer, self.seed, self.variables = tokenizer_of(processor), seed, chat_template_kwargs or {}
+        self.settings = {"temperature": temperature, "max_tokens": max_new_tokens, **more}
+        self.llm = LLM(str(folder), enable_prefix_caching=True, tensor_parallel_size=max(1, torch.cuda.device_count()))
+
+    def plan(self, rows: list[Row]) -> list[list[int]]:
+        """Return the rows' places by batches of alike lengths, equal prompts side by side."""
+        sizes = {id(row): len(str(row)) for row in rows}
+        order = sorted(range(len(rows)), key=lambda place: sizes[id(rows[place])])
+        return [order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE)]
+
+    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, Rollout]]:
+        """Yield responses by the rows' places, a batch at a time; those that are `done` are left out."""
+        for batch in self.plan(rows):
+            if left := [place for place in batch if place not in done]:
+                prompts = [{"prompt_token_ids": self._ids(rows[place])} for place in left]
+                settings = [SamplingParams(seed=self.seed + place, **self.settings) for place in left]
+                outputs = self.llm.generate(prompts, settings, use_tqdm=False)
+                yield {place: self._rollout(output.outputs[0]) for place, output in zip(left, outputs, strict=True)}
+
+    def _ids(self, row: Row) -> list[int]:
+        if pictures_of(prompt_of(row)):
+            raise UserError("rows with pictures are sampled by transformers alone; leave vllm_python out of the site")
+        text = render_prompt(row, self.tokenizer, **self.variables)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _rollout(self, output: Any) -> Rollout:
+        is_cut = output.finish_reason == "length"
+        return Rollout(output.text, len(output.token_ids) - (not is_cut), is_cut)
