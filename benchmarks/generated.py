@@ -4,8 +4,8 @@
 
 Three parts, each of which `0` or no seed leaves out:
 
-- `--seeds`: recipe benchmarks/generated.yaml by seed: each stage on generated rows beside its twin of equal steps on
-  other rows. Nothing is bound to come out.
+- `--seeds`: recipe benchmarks/generated.yaml by seed: each stage on generated rows beside its twin of equal steps
+  on other rows. Nothing is bound to come out.
 - `--strikes`: sampling and judging are killed at random times and started again until they end; responses, verdicts
   and rows must be those of an undisturbed call, to the byte.
 - `--rows`: responses a second beside a loop over transformers' `generate`, one prompt at a time; bound: 3 times as fast.
@@ -103,10 +103,13 @@ def commands_of(results: Path, folder: Path, store: Path) -> list[list[str | Pat
     prompts = results / "data/prompts/train-split.jsonl"
     common = ["--recipe", RECIPE, "--blend", "best", "--prompts", prompts]
     program = [sys.executable, "-m"]
+    exported = ["--exports", results / "sft/hf/record.json", "--store", store]
+    held_out = ["--held-out", results / "data/prompts/val-split.jsonl"]
     samples = [
-        [*program, "scripts.generated.sample", *common, "--exports", results / "sft/hf/record.json", "--store", store]
-        + ["--held-out", results / "data/prompts/val-split.jsonl", "--shard", f"{number}-of-2"]
-        + ["--output", folder / f"samples/{number}-of-2.parquet"]
+        [
+            *(*program, "scripts.generated.sample", *common, *exported, *held_out, "--shard", f"{number}-of-2"),
+            *("--output", folder / f"samples/{number}-of-2.parquet"),
+        ]
         for number in (1, 2)
     ]
     responses = [folder / f"samples/{number}-of-2.parquet" for number in (1, 2)]
@@ -157,10 +160,8 @@ def paces(results: Path, rows: int) -> tuple[float, float]:
     export, prompts = results / "sft/hf/record.json", results / "data/prompts/train-split.jsonl"
     loop = float(checked(sys.executable, "-c", LOOP, export, prompts, str(rows)).split()[-1])
     with tempfile.TemporaryDirectory() as temporary:
-        output = Path(temporary, "out/samples/1-of-2.parquet")
         command = commands_of(results, Path(temporary, "out"), Path(temporary, "store"))[0]
         told = checked(*command)
-        assert output.exists()
     pace = float(told.splitlines()[-1].partition(", ")[2].partition(" a second")[0])
     return pace, loop
 
@@ -174,8 +175,18 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.smoke:
         loaded = load_recipe(ROOT / RECIPE)
-        print(", ".join(f"{stage} is made by {', '.join(loaded.makers_of(stage)) or 'none'}" for stage in TWINS))
-        sys.exit(any(loaded.makers_of(stage) != ["sft"] or loaded.makers_of(twin) for stage, twin in TWINS.items()))
+        print(
+            ", ".join(
+                f"{stage} is made by {', '.join(loaded.makers_of(loaded.stages[stage].blend)) or 'none'}"
+                for stage in TWINS
+            )
+        )
+        sys.exit(
+            any(
+                loaded.makers_of(loaded.stages[stage].blend) != ["sft"] or loaded.makers_of(loaded.stages[twin].blend)
+                for stage, twin in TWINS.items()
+            )
+        )
     missed = False
     print(f"Made by `python {' '.join(sys.argv)}`, 2 CPU cores.\n")
     if arguments.seeds:

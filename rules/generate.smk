@@ -1,6 +1,7 @@
 # Blends that models make: responses sampled in shards, judged, and selected as rows, which are then split as any blend.
 from scripts.stage.rule_settings import GENERATING
 
+SAMPLING_RESOURCES = one_node_resources(SITE) if CONVERTED else MODEL_RESOURCES
 GENERATED = [name for name, blend in RECIPE.blends.items() if blend.generated]
 MADE = f"{RESULTS}/data/{{blend}}/generated"
 
@@ -57,7 +58,7 @@ def settings_of_generating(wildcards):
 
 def runtime_of_sampling(wildcards):
     """The minutes of a shard's job."""
-    return source_of(wildcards).runtime or MODEL_RESOURCES.get("runtime", 0)
+    return source_of(wildcards).runtime or SAMPLING_RESOURCES.get("runtime", 0)
 
 
 rule sample:
@@ -82,17 +83,17 @@ rule sample:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
-        **(MODEL_RESOURCES | {"runtime": runtime_of_sampling} if SITE.slurm else {}),
+        **(SAMPLING_RESOURCES | {"runtime": runtime_of_sampling} if SITE.slurm else {}),
         trainings=trainings_of,
     params:
-        accelerator=SITE.accelerator,
+        accelerator="auto" if CONVERTED else SITE.accelerator,
         engine="vllm" if SITE.vllm_python else "transformers",
         python=SITE.vllm_python or "python",
         recipe=CONFIG.recipe,
         store=f"{CONFIG.results}/samples",
     shell:
         "{params.python:q} -m scripts.generated.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
-        " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --shard {wildcards.shard:q}"
+        " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --gates {input.gates:q} --shard {wildcards.shard:q}"
         " --engine {params.engine} --threads {threads} --accelerator {params.accelerator:q} --store {params.store:q}"
         " --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
 

@@ -100,7 +100,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
     lines += _longest_path(project, to_train) if project.site.slurm else []
-    lines += [str(each) for each in samplings(project.recipe, project.results, project.site)]
+    lines += [str(each) for each in samplings(project.recipe, project.results, project.site, project.states())]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")

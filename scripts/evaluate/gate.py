@@ -13,7 +13,7 @@ from scripts.recipe.criteria import BENCHMARKS, STEP_METRICS, WINDOW, Criterion
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import MODEL
 from scripts.recipe.stage_settings import StageSettings
-from scripts.records import Benchmarks, Evaluation, read_if_there, read_record
+from scripts.records import Benchmarks, Criteria, Evaluation, Gate, read_if_there, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, read_table
@@ -184,6 +184,18 @@ def main(
     print(f"{stage}: the gate says {record['verdict']}", flush=True)
     write_json(criteria, record)
     write_json(output, {key: record[key] for key in ("stage", "verdict")})
+
+
+def words_of_stop(paths: StagePaths) -> str | None:
+    """Return why a stage's gate says stop, a line a criterion; None where it does not."""
+    if read_record(paths.gate, Gate)["verdict"] != "stop":
+        return None
+    lines = [f"{paths.gate}: the gate of {paths.name} says stop; mend the stage or its gate in the recipe"]
+    for criterion in read_record(paths.criteria, Criteria)["criteria"]:
+        if criterion["outcome"] == "stop":
+            look = paths.rollouts if criterion["low"] is not None else paths.directory.parent / criterion["figure"]
+            lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
+    return "\n    ".join(lines)
 
 
 if __name__ == "__main__":

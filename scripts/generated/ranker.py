@@ -24,6 +24,6 @@ class Ranker:
             render([*prompt_of(row), {"role": "assistant", "content": text}], self.tokenizer, tools=tools_of(row))
             for text in responses
         ]
-        options = {"padding": True, "add_special_tokens": False, "return_tensors": "pt"}
+        options = {"padding": True, "padding_side": "right", "add_special_tokens": False, "return_tensors": "pt"}
         inputs = self.tokenizer(text=texts, **options).to(self.model.device)
         return self.model(**inputs).logits[:, 0].float().tolist()

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import pyarrow as pa
 
+from scripts.errors import LongError
+from scripts.evaluate.gate import words_of_stop
 from scripts.files import canonical_json, sha256_text, write_json
 from scripts.generated.asked import Prompt, prompts_of
 from scripts.generated.kept import Kept
@@ -20,6 +22,7 @@ from scripts.records import ExportRecord, read_if_there, read_record
 from scripts.rewards.registry import register
 from scripts.rows.prompts import Row
 from scripts.stage.consistency import exported_model
+from scripts.stage.paths import StagePaths
 from scripts.stage.tables import write_table
 
 if TYPE_CHECKING:
@@ -114,11 +117,14 @@ def main(
     shard: Annotated[str, "which shard, as 1-of-4"],
     store: Annotated[Path, "folder of the responses of all calls"],
     output: Annotated[Path, "Parquet file of the responses"],
+    gates: Annotated[list[Path], "gate.json of the stages among the models"] = (),
     engine: Annotated[Literal["transformers", "vllm"], "what samples"] = "transformers",
     threads: int = 2,
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the models"] = "cpu",
 ) -> None:
-    """Sample a shard's responses of every model."""
+    """Sample a shard's responses of every model; UserError where the gate of one says stop."""
+    if stopped := list(filter(None, (words_of_stop(StagePaths(gate.parent)) for gate in gates))):
+        raise LongError("\n  ".join([f"blend {blend} is not sampled:", *stopped]))
     loaded = load_recipe(recipe)
     register(own_environments(loaded))
     source = loaded.blends[blend].generated

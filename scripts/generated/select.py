@@ -37,7 +37,7 @@ class Selection:
 
     def __init__(self, blend: Blend, responses: list[Response], contents: list[str]) -> None:
         self.select, self.seed, self.contents = blend.select, blend.seed, contents
-        self.models = blend.generated.models
+        self.models, self.sampled_by = blend.generated.models, blend.generated.seed
         self.responses_each = blend.generated.samples * len(self.models)
         self.left_out: Counter[str] = Counter()
         self.by_line: dict[int, list[Response]] = defaultdict(list)
@@ -91,7 +91,7 @@ class Selection:
         """Return where a response is from: the content of the checkpoint, and what was sampled and judged."""
         facts = {name: response[name] for name in ("sample", "environment", "reward", "score", "tokens")}
         facts = {name: value for name, value in facts.items() if value is not None}
-        return {"model": self.contents[response["model"]], "line": response["line"], **facts}
+        return {"model": self.contents[response["model"]], "line": response["line"], "seed": self.sampled_by, **facts}
 
     def demonstrations(self, prompts: dict[int, Row]) -> Iterator[Row]:
         """Yield the best responses to each prompt, as conversations."""

@@ -134,7 +134,11 @@ class Recipe(Strict):
         if not starts <= self.stages.keys():
             raise misnamed("start", "stage", self.start, self.stages)
         lineages = {name: self._lineage(name) for name in self.stages}
-        roles = {role for start in starts for role in [*self.stages[start].roles.values(), *self.makers_of(start)]}
+        roles = {
+            role
+            for start in starts
+            for role in [*self.stages[start].roles.values(), *self.makers_of(self.stages[start].blend)]
+        }
         roles = {role for role in roles if not self.model_named(role)}
         before = set().union(*(lineages[start] for start in starts)) - starts - set().union(*map(self._lineage, roles))
         stages = {
@@ -142,9 +146,12 @@ class Recipe(Strict):
         }
         stages |= {start: stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
         unused = {
-            blend for name, stage in self.stages.items() if name not in stages for blend in self._with_prompts(stage)
+            blend
+            for name, stage in self.stages.items()
+            if name not in stages
+            for blend in self.prompts_behind(stage.blend)
         }
-        unused -= {blend for stage in stages.values() for blend in self._with_prompts(stage)} | {
+        unused -= {blend for stage in stages.values() for blend in self.prompts_behind(stage.blend)} | {
             *self.evaluation_blends()
         }
         blends = {name: blend for name, blend in self.blends.items() if name not in unused}
@@ -179,32 +186,30 @@ class Recipe(Strict):
             return self.choices[name].among
         if name in self.checkpoints:
             return [self.checkpoints[name].stage]
-        starts = [*self.stages[name].starts, *self.makers_of(name)]
+        starts = [*self.stages[name].starts, *self.makers_of(self.stages[name].blend)]
         return [*dict.fromkeys(start for start in starts if not self.model_named(start))]
 
-    def makers_of(self, name: str) -> list[str]:
-        """Return the models that make a stage's rows, and the prompts of these rows, by name."""
-        blends = self._with_prompts(self.settings_of(name))
-        return [*dict.fromkeys(maker for blend in blends for maker in self.blends[blend].makers)]
+    def makers_of(self, blend: str | None) -> list[str]:
+        """Return the models that make a blend's rows, and the prompts of these rows, by name."""
+        return [*dict.fromkeys(maker for name in self.prompts_behind(blend) for maker in self.blends[name].makers)]
 
-    def _with_prompts(self, stage: StageSettings) -> list[str]:
-        """Return a stage's blend, and of a generated one the blend of its prompts, and so on."""
-        found, name = list[str](), stage.blend
-        while name in self.blends and name not in found:
-            found.append(name)
-            name = source.prompts if (source := self.blends[name].generated) else None
+    def prompts_behind(self, blend: str | None) -> list[str]:
+        """Return a blend, and of a generated one the blend of its prompts, and so on; nothing for no blend."""
+        found = list[str]()
+        while blend in self.blends and blend not in found:
+            found.append(blend)
+            blend = source.prompts if (source := self.blends[blend].generated) else None
         return found
 
     def stages_before(self, name: str) -> set[str]:
         """Return the stages that train directly before a stage: its starts', and all candidates' of a choice."""
-        found, left = set[str](), self._before(name)
-        while left:
-            each = left.pop()
-            if each in self.stages:
-                found.add(each)
-            else:
-                left += self._before(each)
-        return found
+        return {stage for start in self._before(name) for stage in self.trained_for(start)}
+
+    def trained_for(self, name: str) -> set[str]:
+        """Return the stages that train a start: itself, a checkpoint's, a choice's candidates'; none for a model."""
+        if name in self.stages or self.model_named(name):
+            return {name} & self.stages.keys()
+        return {stage for each in self._before(name) for stage in self.trained_for(each)}
 
     def model_named(self, name: str) -> PretrainedModel | None:
         """Return the pretrained model of this name; None for another name."""

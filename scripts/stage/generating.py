@@ -1,5 +1,6 @@
 """Estimate the sampling of generated blends in responses, jobs and GPU-hours, for plans."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +11,7 @@ from scripts.recipe.site import Site
 from scripts.records import Manifest, read_if_there
 from scripts.stage.estimate import hours_text
 from scripts.stage.rule_settings import data_to_be_made
+from scripts.stage.state import StageState
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class Sampling:
         )
 
 
-def samplings(recipe: Recipe, results: Path, site: Site) -> list[Sampling]:
-    """Return the samplings to come; those of blends whose model trains again are among them."""
+def samplings(recipe: Recipe, results: Path, site: Site, states: Mapping[str, StageState]) -> list[Sampling]:
+    """Return the samplings to come, among them those of blends whose model is to train, by the states of all stages."""
     remade, found = data_to_be_made(recipe, results), []
     for name in recipe.blends:
-        if (source := recipe.blends[name].generated) is None or name not in remade:
+        before = {stage for maker in recipe.makers_of(name) for stage in recipe.trained_for(maker)}
+        is_to_come = name in remade or any(states[stage].left != 0 for stage in before)
+        if (source := recipe.blends[name].generated) is None or not is_to_come:
             continue
         manifest = read_if_there(results / "data" / source.prompts / "manifest.json", Manifest)
         rows = manifest["train"].get("rows") if manifest and source.prompts not in remade else None
@@ -56,6 +60,7 @@ def samplings(recipe: Recipe, results: Path, site: Site) -> list[Sampling]:
         hours, bound = (source.runtime or slurm.light.runtime) / 60 if slurm else 0.0, "≤"
         if pace and prompts is not None:
             hours, bound = prompts * source.samples * len(source.models) / source.shards / pace / 3600, ""
-        gpus = slurm.gpus_per_node if slurm and site.accelerator != "cpu" else 0
+        is_on_gpus = site.accelerator != "cpu" or any(stage.is_converted for stage in recipe.stages.values())
+        gpus = slurm.gpus_per_node if slurm and is_on_gpus else 0
         found.append(Sampling(name, source.models, prompts, source.samples, source.shards, hours, bound, gpus))
     return found

@@ -145,7 +145,7 @@ class States:
     def _first(self, stage: Stage) -> str:
         """Name the stages, data or model to be made first, in words; nothing if all are there."""
         settings, recipe = stage.settings, self.recipe
-        needed = [*dict.fromkeys([*settings.starts, *recipe.makers_of(stage.name)])]
+        needed = [*dict.fromkeys([*settings.starts, *recipe.makers_of(settings.blend)])]
         stages = [start for start in needed if not recipe.model_named(start)]
         if first := [start for start in stages if self.published(start) is None]:
             return f"{' and '.join(first)} come{'s' if len(first) == 1 else ''} first"

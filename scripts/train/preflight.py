@@ -14,13 +14,14 @@ from typing import Annotated, Any
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
+from scripts.evaluate.gate import words_of_stop
 from scripts.files import check_readable, write_json
 from scripts.model.hugging_face import check_model
 from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.recipe.site import Site
-from scripts.records import Criteria, Gate, Manifest, read_record
+from scripts.records import Manifest, read_record
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.jsonl import read_rows
@@ -116,15 +117,8 @@ def _evaluated(stage: Stage) -> dict[str, int]:
 def _known_problems(stage: Stage) -> Iterator[str]:
     """Yield the problems that records tell: a start's gate, too few rows, too little room on the disk."""
     for name in stage.settings.starts:
-        paths = stage.paths.sibling(name)
-        if stage.recipe.model_named(name) or read_record(paths.gate, Gate)["verdict"] != "stop":
-            continue
-        lines = [f"{paths.gate}: the gate of {name} says stop; mend the stage or its gate in the recipe"]
-        for criterion in read_record(paths.criteria, Criteria)["criteria"]:
-            if criterion["outcome"] == "stop":
-                look = paths.rollouts if criterion["low"] is not None else stage.results / criterion["figure"]
-                lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
-        yield "\n    ".join(lines)
+        if not stage.recipe.model_named(name) and (stopped := words_of_stop(stage.paths.sibling(name))):
+            yield stopped
     if stage.blend and stage.rows < (least := stage.settings.rows_per_step):
         yield (
             f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "

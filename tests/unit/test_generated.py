@@ -79,7 +79,7 @@ def test_selection_without_a_generated_source_is_refused(tmp_path):
 def test_the_stage_comes_after_the_stage_that_makes_its_rows(tmp_path):
     loaded = recipe_with(tmp_path)
     assert loaded.stage_order() == ["sft", "rft"]
-    assert loaded.makers_of("rft") == ["sft"] and loaded.makers_of("sft") == []
+    assert loaded.makers_of("best") == ["sft"] and loaded.makers_of("sft") == []
     blend = loaded.blends["best"]
     assert (blend.kind, blend.environments, blend.holdout) == ("demonstrations", [MATH, MCQA], 0.05)
     assert loaded.evaluation_blends() == ["prompts"], "rows that a model made are held out of no other stage's scores"
@@ -198,7 +198,7 @@ def test_the_best_is_the_shortest_of_the_most_rewarded(tmp_path):
     rows, selection = selected(SELECT, responses)
     assert answers(rows) == ["1.1"]
     assert rows[0]["messages"][0] == {"role": "user", "content": "question 1"}
-    made = {"model": "c0", "line": 1, "sample": 1, "environment": MATH, "reward": 1.0, "tokens": 3}
+    made = {"model": "c0", "line": 1, "seed": 0, "sample": 1, "environment": MATH, "reward": 1.0, "tokens": 3}
     assert rows[0]["made"] == made
     assert selection.left_out["responses below 1.0"] == 2
     assert selection.left_out["prompts without a response that is good enough"] == 1

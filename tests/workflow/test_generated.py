@@ -13,11 +13,11 @@ import yaml
 from tests.conftest import ROOT, Workflow
 
 BLEND = "results/short/data/pairs"
-PARITY = '''"""Rewards responses with an even number of letters."""
+PARITY = '''"""Rewards responses whose bytes have an even sum."""
 
 
 def verify(row, response):
-    return float(len(response) % 2 == 0)
+    return float(sum(response.encode()) % 2 == 0)
 
 
 def good_answer(row):
@@ -33,11 +33,12 @@ def made(tmp_path_factory):
     (workflow.root / "rows").mkdir()
     agent = {"type": "responses_api_agents", "name": "parity"}
     with (workflow.root / "rows/asked.jsonl").open("w") as file:
-        for number in range(50):
-            asked = {"input": [{"role": "user", "content": f"say {'even' * (number % 3)} {number % 45}"}]}
+        for number in range(80):
+            asked = {"input": [{"role": "user", "content": f"say {number % 70}"}]}
             file.write(json.dumps({"agent_ref": agent, "responses_create_params": asked}) + "\n")
     recipe = yaml.safe_load((ROOT / "tests/short.yaml").read_text())
-    source = {"kind": "generated", "by": "sft", "prompts": "asked", "samples": 3, "max_new_tokens": 8, "shards": 2}
+    source = {"kind": "generated", "by": "sft", "prompts": "asked", "samples": 4, "max_new_tokens": 20, "shards": 2}
+    recipe["stages"]["sft"]["default_gate"] = False
     recipe["environments"] = {"parity": "parity.py"}
     recipe["blends"] = {
         "sft": recipe["blends"]["sft"],
@@ -70,13 +71,17 @@ def change(workflow, keys, value):
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
 
 
-def rules_run(output):
-    """The rules of an output's jobs."""
-    return set(re.findall(r"^rule (\w+):", output, re.M))
+def rules_planned(workflow):
+    """The rules of the jobs that a dry run plans."""
+    return set(re.findall(r"^rule (\w+):", workflow.snakemake("--dry-run"), re.M))
 
 
 def generated(workflow, blend="pairs"):
     return (workflow.results / f"data/{blend}/generated/{blend}.jsonl").read_bytes()
+
+
+def parity(answer):
+    return sum(answer[0]["content"].encode()) % 2
 
 
 def sampled(workflow):
@@ -93,7 +98,7 @@ def test_the_rows_name_the_model_that_made_them_and_hold_nothing_held_out(made):
     for row in rows:
         assert row["made"]["chosen"]["model"] == row["made"]["rejected"]["model"] == content
         assert row["made"]["chosen"]["reward"] == 1.0 and row["made"]["rejected"]["reward"] == 0.0
-        assert len(row["chosen"][0]["content"]) % 2 == 0 and len(row["rejected"][0]["content"]) % 2 == 1
+        assert [parity(row[name]) for name in ("chosen", "rejected")] == [0, 1]
     manifest = json.loads((made.results / "data/pairs/manifest.json").read_text())
     assert manifest["generated"]["by"] == {"sft": content}
     assert manifest["generated"]["left_out"]["prompts that are held out"] > 0
@@ -128,8 +133,9 @@ def test_another_threshold_samples_and_judges_nothing(copied):
     change(copied, "blends.pairs.select", {"pairs": {"margin": 0.5, "rejected": "random", "max_length_ratio": 1.5}})
     plan = copied.run("python", "-m", "scripts.commands", "plan").stdout
     assert re.search(r"^dpo .*its data are made anew first", plan, re.M) and re.search(r"^rlvr +fresh", plan, re.M)
-    output = copied.snakemake()
-    assert {"select", "fill_generated"} <= rules_run(output) and not {"sample", "judge"} & rules_run(output)
+    planned = rules_planned(copied)
+    assert {"select", "fill_generated", "train"} <= planned and not {"sample", "judge"} & planned
+    copied.snakemake(f"{BLEND}/generated/pairs.jsonl")
     assert generated(copied) != before and sampled(copied) == lines
 
 
@@ -137,20 +143,22 @@ def test_another_reward_judges_again_and_samples_nothing(copied):
     lines = sampled(copied)
     path = copied.root / "parity.py"
     path.write_text(path.read_text().replace("% 2 == 0", "% 2 == 1"))
-    planned = rules_run(copied.snakemake("--dry-run"))
+    planned = rules_planned(copied)
     assert {"judge", "select"} <= planned and "sample" not in planned
     copied.snakemake(f"{BLEND}/generated/pairs.jsonl")
     rows = [json.loads(line) for line in generated(copied).splitlines()]
-    assert rows and all(len(row["chosen"][0]["content"]) % 2 for row in rows)
+    assert rows and all(parity(row["chosen"]) for row in rows)
     assert sampled(copied) > lines, "the verdicts are new"
 
 
 def test_another_number_of_shards_gives_the_same_rows_and_trains_nothing(copied):
     before, lines = generated(copied), sampled(copied)
     change(copied, "blends.pairs.source.shards", 3)
-    output = copied.snakemake()
-    assert "sample" in rules_run(output) and "train" not in rules_run(output)
+    assert "sample" in rules_planned(copied)
+    copied.snakemake(f"{BLEND}/manifest.json")
     assert generated(copied) == before and sampled(copied) == lines
+    plan = copied.run("python", "-m", "scripts.commands", "plan").stdout
+    assert "3 fresh" in plan
 
 
 def test_another_model_makes_other_rows(copied):
@@ -159,7 +167,14 @@ def test_another_model_makes_other_rows(copied):
     assert planned["train"] == {"sft", "dpo", "rlvr"} and "sample" in planned
     plan = copied.run("python", "-m", "scripts.commands", "plan").stdout
     assert re.search(r"^dpo .*sft comes first", plan, re.M)
-    assert re.search(r"blend pairs: 3 responses of sft to \d+ prompts, in 2 jobs", plan)
+    assert re.search(r"blend pairs: 4 responses of sft to \d+ prompts, in 2 jobs", plan)
+
+
+def test_nothing_is_sampled_from_a_stage_whose_gate_says_stop(copied):
+    change(copied, "stages.sft.gate", [{"metric": "final_loss", "max": 1e-6, "action": "stop"}])
+    change(copied, "blends.pairs.source.seed", 5)
+    output = copied.snakemake(f"{BLEND}/manifest.json", check=False)
+    assert "blend pairs is not sampled" in output and "the gate of sft says stop" in output
 
 
 def test_a_kill_while_sampling_costs_a_batch_and_changes_no_row(copied):

@@ -21,6 +21,7 @@ from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.rewarding import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
+from scripts.generated.ranker import Ranker  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.chat_format import ChatFormat  # noqa: E402
 from scripts.rows.examples import preference_of  # noqa: E402
@@ -142,6 +143,27 @@ def test_a_reward_model_reads_a_response_as_it_read_answers_alone_or_in_a_padded
     with torch.no_grad():
         alone = [model(input_ids=torch.tensor([ids])).logits.item() for ids in trained_on]
         assert model(**batch).logits[:, 0].tolist() == pytest.approx(alone, abs=1e-4)
+
+
+def test_it_ranks_the_responses_of_a_generated_blend_as_it_scores_each_alone(stages, export):
+    tokenizer = AutoTokenizer.from_pretrained(export)
+    model = AutoModelForSequenceClassification.from_pretrained(export).eval()
+    pair = preference_of(next(lines_of(stages.split("pairs"))).row)
+    texts = [pair.answers[0][0]["content"], pair.answers[1][0]["content"], "a much longer response than either"]
+    row = {"responses_create_params": {"input": pair.prompt}}
+    with torch.no_grad():
+        alone = [
+            model(
+                **tokenizer(
+                    render([*as_chat(pair.prompt), {"role": "assistant", "content": text}], tokenizer),
+                    add_special_tokens=False,
+                    return_tensors="pt",
+                )
+            ).logits.item()
+            for text in texts
+        ]
+    scores = Ranker(export.parent / "record.json", "cpu").scores(row, texts)
+    assert scores == pytest.approx(alone, abs=1e-4) and len({*scores}) > 1
 
 
 def rlhf(stages, export, run, steps, **grpo):
