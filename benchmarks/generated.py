@@ -4,8 +4,8 @@
 
 Three parts, each of which `0` or no seed leaves out:
 
-- `--seeds`: recipe benchmarks/generated.yaml by seed: each stage on generated rows beside its twin of equal steps
-  on other rows. Nothing is bound to come out.
+- `--seeds`: recipe benchmarks/generated.yaml by seed: each stage on generated rows beside its twin of equal steps on
+  others. Nothing is bound to come out.
 - `--strikes`: sampling and judging are killed at random times and started again until they end; responses, verdicts
   and rows must be those of an undisturbed call, to the byte.
 - `--rows`: responses a second beside a loop over transformers' `generate`, one prompt at a time; bound: 3 times as fast.
