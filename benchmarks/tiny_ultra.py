@@ -24,7 +24,7 @@ from scripts.stage.tables import ROLLOUTS, read_table
 RECIPE, STUDENT, DISTILLED = "config/recipes/tiny-ultra.yaml", "rlvr", "mopd"
 TEACHERS = ("reasoning", "instructions", "rlhf", "swe")
 MINUTES = 8
-CHANGED = ("  rlhf: {algorithm: grpo,", "  rlhf: {policy: {optimizer: {lr: 3.0e-4}}, algorithm: grpo,")
+CHANGED = ("\n  rlhf:\n    algorithm", "\n  rlhf:\n    policy: {optimizer: {lr: 3.0e-4}}\n    algorithm")
 
 
 def run_recipe(seed: int) -> tuple[Path, float | None]:
