@@ -129,8 +129,10 @@ def test_files_of_pools_lie_under_one_mount(made):
         "judges.genrm.model (/lustre/models/genrm)",
     ):
         assert words in str(refused.value)
-    around = site("/home/me/main", ("/lustre:/lustre", "/:/"), HF_HOME="/data/hf")
-    assert pool_environment(runtime_of(made(), "rl", around), LOGS)["EXTERNAL_VLLM_SHARED_ROOT"] == "/"
+    second = site(mounts=("/:/", "/home:/home", "/data:/lustre", "/lustre/:/lustre/:rw"), HF_HOME="/lustre/hf")
+    assert pool_environment(runtime_of(made(), "rl", second), LOGS)["EXTERNAL_VLLM_SHARED_ROOT"] == "/lustre"
+    with pytest.raises(UserError, match=r"environment\.HF_HOME \(/data/hf\)"):
+        pool_environment(runtime_of(made(), "rl", site(HF_HOME="/data/hf")), LOGS)
 
 
 def test_the_doctor_names_a_checkout_without_tools_and_files_that_no_pool_would_see(made, tmp_path):

@@ -83,7 +83,8 @@ def shared_root(runtime: Runtime, base_logs: Path) -> str:
     if home := site.environment.get("HF_HOME"):
         needed["environment.HF_HOME"] = Path(home)
     mounts = [mount.split(":")[:2] for mount in site.mounts]
-    for root in (Path(source) for source, target in mounts if source.rstrip("/") == target.rstrip("/")):
+    same = [Path(source) for source, target in mounts if source.rstrip("/") == target.rstrip("/") != ""]
+    for root in same:
         if all(path.is_relative_to(root) for path in needed.values()):
             return str(root)
     places = ", ".join(f"{what} ({path})" for what, path in needed.items())
@@ -102,7 +103,7 @@ def ask_addresses(runtime: Runtime) -> None:
         try:
             answer = httpx2.get(f"{judge.address}/models", timeout=ANSWER_SECONDS, trust_env=False)
             served = [model["id"] for model in answer.raise_for_status().json()["data"]]
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{at}: {judge.address}/models does not answer as vLLM does from the job's first node ({error!r}); "
                 "start the judge there, or mend the address"
