@@ -73,7 +73,7 @@ nemo-rl: export STAGECOACH_NEMO_RL_PYTHON := $(CURDIR)/$(NEMO_RL)/bin/python
 nemo-rl: setup $(NEMO_RL)/installed
 	@$(VENV)/bin/python -m tests.nemo_rl.checkouts $(STAGECOACH_NEMO_RL)
 	@tests/slurm/install.sh
-	@$(VENV)/bin/python -m pytest -rs tests/nemo_rl tests/slurm/test_nemo_rl_real.py $$(grep -lE 'CHECKOUTS|STAGECOACH_NEMO_RL' tests/unit/*.py)
+	@$(VENV)/bin/python -m pytest -rs tests/nemo_rl tests/slurm/test_nemo_rl_real.py tests/slurm/test_judges.py $$(grep -lE 'CHECKOUTS|STAGECOACH_NEMO_RL' tests/unit/*.py)
 
 $(NEMO_RL)/installed: tests/nemo_rl/requirements.txt
 	@echo "Installing what NeMo-RL's loops import into $(NEMO_RL) (once, some minutes, 6 GB)"

@@ -44,7 +44,8 @@ def check_before_submitting():
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
-        check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES})
+        beside = {stage: RECIPE.settings_of(stage).nodes_beside for stage in STAGES}
+        check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES}, beside)
         check_budget(PROJECT, stages_to_train())
         if refused := [str(trial) for trial in trials() if trial.is_refused]:
             raise UserError(

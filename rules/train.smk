@@ -84,7 +84,8 @@ def of_training(name):
     def value(wildcards):
         site, resources = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage)
         away = left_out(Path(CONFIG.results)) if name == ARGUMENTS else ()
-        return training_resources(site, resources, publishes_only(wildcards) == 1, waits_for(wildcards) > 0, away)[name]
+        how = publishes_only(wildcards) == 1, waits_for(wildcards) > 0, away, settings_of(wildcards).nodes_beside
+        return training_resources(site, resources, *how)[name]
 
     return value
 

@@ -17,7 +17,8 @@ def diagnose(project: Project) -> list[Finding]:
     found = [finding for stage in stages for finding in backend_of(stage.settings.backend).findings(stage, site)]
     if site.slurm is not None:
         try:
-            check_site(site.name, site, {stage.name: site.resources_of(stage.name, stage.settings) for stage in stages})
+            asked = {stage.name: site.resources_of(stage.name, stage.settings) for stage in stages}
+            check_site(site.name, site, asked, {stage.name: stage.settings.nodes_beside for stage in stages})
         except UserError as error:
             absent = "not found" in str(error)
             found.append(Finding("all stages", 35, str(error), stops=not absent))

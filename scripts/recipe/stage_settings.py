@@ -215,6 +215,11 @@ class StageSettings(Training):
         return data | {"parent": data["continues"]}
 
     @property
+    def nodes_beside(self) -> int:
+        """Return the nodes of a second component of its Slurm job, besides those of `resources`."""
+        return 0
+
+    @property
     def answers_prompts(self) -> bool:
         """Whether the trained model answers prompts; a reward model scores answers."""
         return self.algorithm != "reward"

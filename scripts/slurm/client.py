@@ -28,7 +28,10 @@ class SlurmUnreachableError(UserError):
 
 @dataclass(frozen=True)
 class Job:
-    """A Slurm job by its controller; `end` in seconds since the epoch, `cpus_per_node` of the allocation."""
+    """A Slurm job by its controller; `end` in seconds since the epoch, `cpus_per_node` of the allocation.
+
+    Of a heterogeneous job the fields tell the first component, `beside` the nodes of the others.
+    """
 
     id: str
     state: str
@@ -39,6 +42,7 @@ class Job:
     restarts: int
     partition: str = ""
     account: str = ""
+    beside: tuple[str, ...] = ()
 
 
 def own_job_id() -> str | None:
@@ -49,24 +53,28 @@ def own_job_id() -> str | None:
 def job_of(job_id: str) -> Job | None:
     """Return a job, None when Slurm has no record of it. SlurmUnreachableError without an answer."""
     try:
-        fields = show("job", job_id)
+        fields, *others = _components("job", job_id)
     except UserError as error:
         if "Invalid job id" in str(error):
             return None
         raise
-    nodes = fields.get("NodeList", "(null)")
-    names = ask("scontrol", "show", "hostnames", nodes).split() if nodes not in ("(null)", "") else ()
+    names, *beside = (_hostnames(component.get("NodeList", "")) for component in (fields, *others))
     return Job(
         job_id,
         fields["JobState"],
-        tuple(names),
+        names,
         epoch(fields.get("EndTime", "")),
         int(fields.get("NumCPUs", "1").split("-")[0]) // max(1, len(names)),
         fields.get("Requeue") == "1" and fields.get("BatchFlag") == "1",
         int(fields.get("Restarts", "0")),
         fields.get("Partition", ""),
         fields.get("Account", "").removeprefix("(null)"),
+        tuple(node for nodes in beside for node in nodes),
     )
+
+
+def _hostnames(nodes: str) -> tuple[str, ...]:
+    return tuple(ask("scontrol", "show", "hostnames", nodes).split()) if nodes not in ("(null)", "") else ()
 
 
 def own_job() -> Job:
@@ -135,10 +143,14 @@ def requeue_own_job(job: Job) -> None:
 
 
 def show(entity: str, name: str) -> dict[str, str]:
-    """Return the fields of ``scontrol show`` for a job, node or the like."""
-    return dict(
-        part.split("=", 1) for part in ask("scontrol", "show", entity, "--oneliner", name).split() if "=" in part
-    )
+    """Return the fields of ``scontrol show`` for a node or the like, or for a job's first component."""
+    return _components(entity, name)[0]
+
+
+def _components(entity: str, name: str) -> list[dict[str, str]]:
+    lines = ask("scontrol", "show", entity, "--oneliner", name).splitlines() or [""]
+    fields = [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
+    return sorted(fields, key=lambda component: int(component.get("HetJobOffset", "0")))
 
 
 def ask(*command: str) -> str:
@@ -168,8 +180,11 @@ def in_one_line(errors: str) -> str:
 
 
 def client_environment() -> dict[str, str]:
-    """Return this process's environment without the settings of the job step around it, which bind nested steps."""
-    kept = {"SLURM_JOB_ID", "SLURM_CONF"}
+    """Return this process's environment without the settings of the job step around it, which bind nested steps.
+
+    By SLURM_HET_SIZE srun takes the first component of a heterogeneous job; without the variable srun takes none.
+    """
+    kept = {"SLURM_JOB_ID", "SLURM_CONF", "SLURM_HET_SIZE"}
     own = ("SLURM_", "SRUN_", "SBATCH_", "SQUEUE_", "SCONTROL_", "SINFO_")
     return {name: value for name, value in os.environ.items() if name in kept or not name.startswith(own)}
 

@@ -19,7 +19,7 @@ from scripts.slurm.mistakes import Messages
 SNAKEMAKE = "snakemake.logging"
 RESOURCES = (
     *("nodes", "runtime", "tasks", "gres", "cpus_per_task", "mem_mb", "slurm_partition", "slurm_account", "qos"),
-    *("constraint", "slurm_extra", "sbatch_arguments"),
+    *("constraint", "slurm_extra", "sbatch_arguments", "second_component"),
 )
 FILES_SHOWN = 3
 REPEATED = ("Reasons:\n", "Some jobs were triggered by provenance", "Rules with provenance triggered jobs")

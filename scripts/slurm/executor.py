@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
-from snakemake_executor_plugin_slurm.utils import get_job_wildcards
+from snakemake_executor_plugin_slurm.utils import get_job_wildcards, set_gres_string
 from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
@@ -29,7 +29,7 @@ from scripts.errors import UserError
 from scripts.slurm.client import ENDED_STATES, ask, in_one_line, show
 from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
 from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
-from scripts.slurm.resources import ARGUMENTS
+from scripts.slurm.resources import ARGUMENTS, SECOND
 
 # What sbatch says when surely nothing was submitted.
 UNREACHED = ("Unable to contact slurm controller", "Connection refused")
@@ -160,9 +160,19 @@ class Executor(plugin.Executor):
         return (f"{account} {job.resources.get(ARGUMENTS) or ''}" for account in accounts)
 
 
+def last_options(job: JobExecutorInterface) -> str:
+    """Return the last options of a job's sbatch call: its GRES, and a second component behind a colon."""
+    second = job.resources.get(SECOND)
+    return set_gres_string(job) + (f" : {second}" if second else "")
+
+
 def use_executor(results: Path) -> None:
-    """Register this executor as ``--executor slurm`` in this process."""
+    """Register this executor as ``--executor slurm`` in this process.
+
+    The plugin adds GRES behind all other options, so there alone another component may begin.
+    """
     Executor.results = str(results)
+    plugin.set_gres_string = last_options
     ExecutorPluginRegistry().get_plugin("slurm").executor = Executor
 
 

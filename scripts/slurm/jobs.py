@@ -52,13 +52,19 @@ class LatestJob:
 
 
 def parse_squeue(text: str, results: str) -> dict[str, JobRecord]:
-    """Parse squeue's output in FORMAT into jobs by id."""
-    records = {}
+    """Parse squeue's output in FORMAT into jobs by id; a heterogeneous job has the nodes of all its components."""
+    records: dict[str, JobRecord] = {}
     for line in text.splitlines():
         fields = line.split("|", FORMAT.count("|"))
         if len(fields) == FORMAT.count("|") + 1:
             fields[3:4] = [int(fields[3]) if fields[3].isdecimal() else 0]
-            records[fields[0]] = JobRecord(*fields, results=results)
+            fields[0], _, component = fields[0].partition("+")
+            record = JobRecord(*fields, results=results)
+            if (other := records.get(record.id)) is not None:
+                first, second = (record, other) if component == "0" else (other, record)
+                nodes = ",".join(filter(None, [first.nodes, second.nodes]))
+                record = replace(first, node_count=first.node_count + second.node_count, nodes=nodes)
+            records[record.id] = record
     return records
 
 

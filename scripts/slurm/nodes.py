@@ -36,26 +36,30 @@ def look_at(job: Job, slurm: Slurm) -> Health:
     Where most nodes are silent, nothing is known, and a warning says so. UserError where all of several nodes are sick:
     then the site's file is likelier wrong.
     """
-    command, environment = [sys.executable, "-P", sniff.__file__], client_environment()
-    if len(job.nodes) > 1:
-        step = step_command(job, job.nodes, slurm.node_gres, "all")
-        command = ["timeout", "--kill-after=5", str(LONGEST), *step, "--kill-on-bad-exit=0", "--mpi=none", *command]
+    command, environment, nodes = [sys.executable, "-P", sniff.__file__], client_environment(), job.nodes + job.beside
+    if len(nodes) > 1:
+        limit, more = ["timeout", "--kill-after=5", str(LONGEST)], ["--kill-on-bad-exit=0", "--mpi=none"]
+        steps = [step_command(job, job.nodes, slurm.node_gres, "all")]
+        if job.beside:
+            steps.append([*step_command(job, job.beside, slurm.node_gres, "all"), "--het-group=1"])
+        commands = [[*limit, *step, *more, *command] for step in steps]
     else:
-        command, environment = [*command, "--quick"], environment | {"SLURMD_NODENAME": job.nodes[0]}
+        commands, environment = [[*command, "--quick"]], environment | {"SLURMD_NODENAME": nodes[0]}
     began = time.time()
-    told = subprocess.run(command, env=environment, stdout=-1, stderr=-2, text=True, check=False).stdout.splitlines()
+    looks = [subprocess.Popen(each, env=environment, stdout=-1, stderr=-2, text=True) for each in commands]
+    told = [line for look in looks for line in look.communicate()[0].splitlines()]
     seconds, lines = time.time() - began, [json.loads(line) for line in told if line.startswith("{")]
     sick, slow = judge(answers := {line["node"]: line for line in lines}, slurm.gpus_per_node, began, seconds)
-    silent = {node: f"no answer within {LONGEST} s" for node in job.nodes if node not in answers}
+    silent = {node: f"no answer within {LONGEST} s" for node in nodes if node not in answers}
     if unable := dict(found.groups() for line in told if (found := NOT_STARTED.search(line))):
         sick |= {node: f"Slurm starts nothing there: {why}" for node, why in unable.items() if node in silent}
-    elif 2 * len(silent) > len(job.nodes):
+    elif 2 * len(silent) > len(nodes):
         warn(f"the nodes were not looked at: {' '.join(told)[-300:] or 'no answer'}")
     else:
         sick |= silent
     found = "".join(f"; {node}: {why}" for node, why in (sick | slow).items())
-    print(f"looked at {len(job.nodes)} nodes in {seconds:.1f} s{found}", flush=True)
-    if len(job.nodes) > 1 and len(sick) == len(job.nodes):
+    print(f"looked at {len(nodes)} nodes in {seconds:.1f} s{found}", flush=True)
+    if len(nodes) > 1 and len(sick) == len(nodes):
         raise UserError(f"all nodes are sick{found}; mend the site's slurm section, or set slurm.sniff: false")
     return Health(sick, slow, round(seconds, 1))
 

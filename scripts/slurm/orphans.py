@@ -20,7 +20,7 @@ def find_orphans(results: Path) -> dict[str, str]:
     if not known:
         return {}
     lines = ask("squeue", "--me", "--noheader", "--format=%i|%T").splitlines()
-    alive = {job for job, state in (line.split("|") for line in lines) if state not in ENDED_STATES}
+    alive = {job.split("+")[0] for job, state in (line.split("|") for line in lines) if state not in ENDED_STATES}
     return {stage: job for job, stage in known.items() if job in alive and stage}
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from scripts.errors import UserError
@@ -75,16 +75,21 @@ def check_executor(path: str, site: Site, executor: str) -> None:
         )
 
 
-def check_site(path: str, site: Site, stages: dict[str, Resources]) -> None:
-    """UserError listing everything that the cluster lacks or forbids."""
+def check_site(path: str, site: Site, stages: dict[str, Resources], beside: Mapping[str, int] | None = None) -> None:
+    """UserError listing everything that the cluster lacks or forbids; `beside`: nodes of second components by stage."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
-    found = (problem for name, resources in stages.items() for problem in _problems(site, name, resources, groups))
+    more = beside or {}
+    found = (
+        problem
+        for name, resources in stages.items()
+        for problem in _problems(site, name, resources, more.get(name, 0), groups)
+    )
     if problems := list(dict.fromkeys(found)):
         lines = "\n  ".join(f"{path}: {problem}" for problem in problems)
         raise UserError(f"the site asks for more than the cluster has:\n  {lines}")
 
 
-def _problems(site: Site, stage: str, resources: Resources, groups: list[NodeGroup]) -> Iterator[str]:
+def _problems(site: Site, stage: str, resources: Resources, beside: int, groups: list[NodeGroup]) -> Iterator[str]:
     slurm, own = site.for_stage(stage).slurm, site.stages.get(stage, StageResources())
     at = {key: f"stages.{stage}.{key}" if getattr(own, key) else f"slurm.{key}" for key in ("partition", "constraint")}
     names, ours = {group.partition for group in groups}, (slurm.partition or "").split(",")
@@ -115,7 +120,8 @@ def _problems(site: Site, stage: str, resources: Resources, groups: list[NodeGro
     count = sum(group.nodes for group in nodes)
     most = min(count, slurm.max_nodes or count)
     limit = max(math.inf if group.limit is None else group.limit for group in nodes)
-    if (asked := slurm.nodes_asked(resources.nodes)) > most:
+    asked = resources.nodes + beside if beside else slurm.nodes_asked(resources.nodes)
+    if asked > most:
         yield f"stage {stage} asks for {asked} nodes, but can get {most} at most"
     if resources.runtime > limit:
         yield (

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
-from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from scripts.errors import UserError
 from scripts.slurm.client import SlurmUnreachableError, ask, run_client
+from scripts.slurm.executor import last_options
 from scripts.slurm.resources import ARGUMENTS
 
 START = re.compile(r"to start at (\S+)")
@@ -68,8 +68,8 @@ def trial_command(job: Any, settings: Any) -> tuple[str, ...]:
         "partition": shlex.join(["-p", partition]) if partition else "",
         "workdir": "",
     }
-    call = get_submit_command(job, parameters, settings) + set_gres_string(job)
-    return (*shlex.split(call), "--test-only", "--wrap=true")
+    program, *options = shlex.split(get_submit_command(job, parameters, settings) + last_options(job))
+    return (program, "--test-only", *options, "--wrap=true")
 
 
 def _answer(jobs: str, command: tuple[str, ...]) -> Trial:
@@ -97,4 +97,5 @@ def _may_find_nodes(command: tuple[str, ...]) -> bool:
     states = set(ask("sinfo", "--noheader", "--format=%t").split())
     if states <= UP and "ReservationName=" not in ask("scontrol", "show", "reservation"):
         return False
-    return not states & UP or bool(_ask((*command, *SMALLEST))[1])
+    smallest = [word for part in command for word in ((*SMALLEST, part) if part == ":" else (part,))]
+    return not states & UP or bool(_ask((*smallest, *SMALLEST))[1])

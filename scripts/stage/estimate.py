@@ -65,7 +65,7 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     else:
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(steps * seconds / usable), steps * seconds / 3600
-    return Estimate(steps, allocations, hours, resources.nodes, gpus, basis)
+    return Estimate(steps, allocations, hours, resources.nodes + stage.settings.nodes_beside, gpus, basis)
 
 
 def bound_of(estimates: Iterable[Estimate]) -> str:

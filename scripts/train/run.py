@@ -138,14 +138,15 @@ def _attempt(
         health = look_at(allocated, site.slurm)
     if allocated and site.slurm.spares:
         allocated = without_spares(allocated, health, site.resources_of(stage.name, stage.settings).nodes)
-    hosts = allocated.nodes if allocated else ()
-    nodes = len(hosts) or 1
-    gpus = nodes * site.slurm.gpus_per_node if allocated else 0
+    hosts = (*allocated.nodes, *allocated.beside) if allocated else ()
+    nodes = len(allocated.nodes) if allocated else 1
+    gpus = len(hosts) * site.slurm.gpus_per_node if allocated else 0
     job = TrainingJob.of(
         stage, resume_from=resume_from, max_num_steps=aim.step, threads=attempt.threads, stop=stop, nodes=nodes
     )
     made_by = {"code": code_revision(), "image": backend.image_of(stage, site)}
-    begin_attempt(run, job.start, attempt.call, nodes, gpus, **made_by, hosts=[*hosts], sniff=health._asdict())
+    count = len(hosts) or 1
+    begin_attempt(run, job.start, attempt.call, count, gpus, **made_by, hosts=[*hosts], sniff=health._asdict())
     if sick := [f"{node} is sick: {health.sick[node]}" for node in hosts if node in health.sick]:
         end_attempt(run, job.start, "sick")
         raise CutOffError(f"{'; '.join(sick)}; left out of the next submission")
@@ -175,7 +176,7 @@ def requeue(run: Path, attempt: Attempt) -> None:
     """
     job, site = attempt.allocation.job, attempt.allocation.site
     is_allowed = job is not None and job.requeues and site.slurm.requeue
-    is_allowed = is_allowed and not {*job.nodes} & {*left_out(run.parent.parent)}
+    is_allowed = is_allowed and not {*job.nodes, *job.beside} & {*left_out(run.parent.parent)}
     if not is_allowed or without_progress(run, attempt.call, newest_step(run)):
         return
     print(f"Slurm job {job.id} goes back into the queue for allocation {job.restarts + 2}", flush=True)

@@ -91,14 +91,17 @@ class NemoRlChain(Workflow):
         """Call Snakemake as a person would; what it printed."""
         return self.snakemake("--profile", "profiles/slurm", *QUICK, *targets, check=check)
 
-    def train_at_once(self, name: str, *overrides: str, deadline: float | None = None, fresh: bool = True) -> str:
+    def train_at_once(
+        self, name: str, *overrides: str, deadline: float | None = None, fresh: bool = True, **changes: Any
+    ) -> str:
         """Train rlvr1 as stage ``results/<name>``, in a Slurm job without Snakemake; what the trainer printed.
 
-        `overrides` are the driver's, `deadline` seconds from now; not `fresh`: go on with what an earlier call left.
+        `overrides` are the driver's, `deadline` seconds from now, `changes` to the recipe as of `write_recipe`; not
+        `fresh`: go on with what an earlier call left.
         """
         directory, recipe = self.results.with_name(name) / "rlvr1", self.root / f"config/recipes/{name}.yaml"
         if fresh:
-            self.write_recipe(recipe, overrides=list(overrides))
+            self.write_recipe(recipe, overrides=list(overrides), **changes)
             told = ("--config", f"recipe={recipe.relative_to(self.root)}", f"run={name}", "--dry-run", "--")
             preflight = str(directory.relative_to(self.root) / "preflight.json")
             self.snakemake("--profile", "profiles/slurm", *told, preflight)

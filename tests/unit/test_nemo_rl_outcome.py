@@ -47,6 +47,8 @@ def test_nothing_that_a_releases_ray_sub_may_print_of_itself_is_a_cause(logs, re
 def test_every_sign_is_tried_here():
     tables = tables_of("nemo_rl_outcome")
     assert all(len(tables[log]) == len(SIGNS[log]) for log in ("driver", "container", "cluster"))
+    shown = [row[0] for row in tables["judges"].values()]
+    assert all(any(re.search(sign["pattern"], line) for line in shown) for sign in SIGNS["judges"])
 
 
 @cases("nemo_rl_outcome.driver", "line", "kind", "what")
@@ -72,6 +74,29 @@ def test_each_sign_in_the_clusters_log_is_read(logs, line, kind, what):
     cause = logs(None, ["starting", line])
     assert (cause.kind, cause.log.name, cause.lines) == (kind, "ray-sub.log", ("starting", line))
     assert cause.what.startswith(what)
+
+
+@cases("nemo_rl_outcome.judges", "line", "kind", "what")
+def test_a_judges_end_counts_more_than_what_the_driver_made_of_it(logs, line, kind, what):
+    cause = logs([*STEP, "Traceback (most recent call last):", "ConnectionError: 502"], ["starting", line])
+    assert (cause.kind, cause.log.name, cause.lines[0]) == (kind, "ray-sub.log", line)
+    assert cause.what.startswith(what)
+
+
+def test_a_judges_end_is_told_with_its_node_and_last_words_though_the_driver_ended_first(logs, tmp_path):
+    pool = tmp_path / "external_judge_genrm"
+    pool.mkdir()
+    (pool / "vllm_1.log").write_text("loading\ntorch.OutOfMemoryError\n")
+    (pool / "replica_1_0.log").write_text("[12-judge_genrm-1] ERROR: vLLM exited with status 137\n")
+    started = ["[INFO] genrm replica 0: node3", "[INFO] genrm replica 1: node4", "[INFO] genrm ready: 2/2"]
+    cause = logs([*STEP, "Traceback (most recent call last):"], started)
+    assert (cause.kind, cause.lines[1:]) == ("lost", (started[1], f"{pool / 'vllm_1.log'}: torch.OutOfMemoryError"))
+
+
+def test_pools_that_were_not_up_in_time_are_named_with_their_logs(logs, tmp_path):
+    told = ["[INFO] genrm ready: 0/2", "[INFO] safety ready: 1/1", "[INFO] genrm ready: 1/2"]
+    cause = logs(None, [*told, "[FATAL] Timed out waiting for all external vLLM pools"])
+    assert cause.lines[1:] == (f"[INFO] genrm ready: 1/2; see {tmp_path / 'external_judge_genrm'}",)
 
 
 def test_only_failures_that_a_driver_survives_for_nothing_end_it_at_once():

@@ -159,6 +159,27 @@ def test_a_training_asks_for_whole_nodes_and_what_only_publishes_for_part_of_one
     assert (waiting["nodes"], waiting["runtime"]) == (1, 240)
 
 
+def test_a_second_component_asks_for_all_that_the_first_does_and_for_no_spares(sinfo):
+    says = {"account": "a", "constraint": "h100", "qos": "q", "reservation": "r", "spares": 2}
+    where = site(partition="batch", arguments={"segment": 16, "comment": "it's"}, **says)
+    asked = training_resources(where, Resources(nodes=32, runtime=240, mem_mb=0), away=["n9"], beside=12)
+    assert asked["nodes"] == 32
+    told = [
+        *("--account=a", "--partition=batch", "--constraint=h100", "--qos=q", "--reservation=r", "--time=240"),
+        *("--nodes=12", "--ntasks=12", "--gres=gpu:8", "--exclusive", "--requeue", "--segment=4", "--comment=it's"),
+        *("--mem=0", "--exclude=n9"),
+    ]
+    assert sorted(shlex.split(asked["second_component"])) == sorted(told)
+    for resources in (
+        training_resources(where, Resources(nodes=32), publishes_only=True, beside=12),
+        training_resources(where, Resources(nodes=32)),
+        one_node_resources(where),
+    ):
+        assert resources["second_component"] is None
+    with pytest.raises(UserError, match="stage rlvr1 asks for 14 nodes, but can get 12 at most"):
+        check_site("my.yaml", site(constraint="h100"), {"rlvr1": Resources(nodes=12)}, {"rlvr1": 2})
+
+
 def test_every_submitted_job_says_its_memory():
     where, big = site(), Resources(nodes=2, mem_mb=9000)
     jobs = [training_resources(where, big), light_resources(where), one_node_resources(where)]

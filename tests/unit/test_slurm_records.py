@@ -32,8 +32,8 @@ def squeue(tmp_path, monkeypatch):
     return answer
 
 
-def line(job: int, state: str, stage: str = "rlvr1") -> str:
-    return LINE.format(id=job, state=state, stage=stage, second=job % 10)
+def line(job: int | str, state: str, stage: str = "rlvr1") -> str:
+    return LINE.format(id=job, state=state, stage=stage, second=int(str(job)[-1]))
 
 
 def test_states_are_told_and_kept_and_nothing_is_told_while_slurm_is_away(squeue):
@@ -85,6 +85,21 @@ def test_jobs_of_a_dead_call_that_still_run_or_wait_are_found_even_before_they_w
     assert find_orphans(Path("r")) == {"rlvr1": "1", "swe1": "3"}
     squeue["squeue"] = "9|RUNNING\n"
     assert find_orphans(Path("r")) == {}
+
+
+def test_a_job_of_two_components_is_one_job_with_the_nodes_of_both(squeue):
+    second = line("4+1", "RUNNING").replace("node[1-2]", "node3").replace("|2|", "|1|")
+    note_submission("call", "4", "rule_train_wildcards_rlvr1", "r")
+    for told in (line("4+0", "RUNNING") + second, second + line("4+0", "RUNNING")):
+        squeue["squeue"] = told
+        assert job_states("call", "r") == {"4": "RUNNING"}
+        job = latest_jobs(Path("r"))["rlvr1"].job
+        assert (job.id, job.node_count, job.nodes) == ("4", 3, "node[1-2],node3")
+    squeue["squeue"] = line("4+0", "FAILED") + second.replace("RUNNING", "COMPLETING")
+    assert job_states("call", "r") == {"4": "FAILED"}, "the first component speaks for the job"
+    note_submission("dead", "5", "rule_train_wildcards_rlvr1", "r")
+    squeue["squeue"] = "5+0|RUNNING\n5+1|RUNNING\n"
+    assert find_orphans(Path("r")) == {"rlvr1": "5"}
 
 
 def test_a_job_whose_mark_told_of_its_success_stays_ended_and_slurm_was_not_asked_then(squeue):

@@ -13,6 +13,7 @@ from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
+from scripts.backends.nemo_rl.pools import judge_overrides, pool_environment
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.training import ROUTING
 from scripts.recipe.sampling import OWN
@@ -126,7 +127,15 @@ def hydra_overrides(launch: Launch) -> list[str]:
     added = {f"+{section}": values for section, values in added.items()}
     overrides = [
         text
-        for part in (nested, settings, added, _nodes(runtime), _teachers(launch), _steps(launch))
+        for part in (
+            nested,
+            settings,
+            added,
+            judge_overrides(runtime),
+            _nodes(runtime),
+            _teachers(launch),
+            _steps(launch),
+        )
         for text in overrides_of(part)
     ]
     if stage.routes:
@@ -247,7 +256,10 @@ def driver_command(launch: Launch) -> str:
 
 
 def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dict[str, str]:
-    """Return ray.sub's variables besides Slurm's, with `cpus` of a node; logs go to ``<base_logs>/<job id>-logs``."""
+    """Return the variables of ray.sub and of judges' pools besides Slurm's, with `cpus` of a node.
+
+    Logs go to ``<base_logs>/<job id>-logs``.
+    """
     runtime, release, slurm = launch.runtime, launch.runtime.release, launch.runtime.site.slurm
     own = {
         "COMMAND": driver_command(launch),
@@ -258,6 +270,7 @@ def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dic
         "BASE_LOG_DIR": str(base_logs),
         **PORTS,
         "DEDICATED_RAY_HEAD": "0",  # 1 in a user's environment would take a node from those that were asked for
+        **pool_environment(runtime, base_logs),
     }
     if runtime.settings.sandbox:
         own |= {

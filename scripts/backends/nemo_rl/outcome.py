@@ -15,7 +15,9 @@ SHOWN = 5
 COLLECTION_OVER, COLLECTION_FAILED = "Trajectory collection stopped", "Error in trajectory collection"
 TRACED = re.compile(r"\s*(\++ |echo )")  # ray.sub runs with `set -x`, which prints the text of its steps' scripts too
 TRACEBACK = r"^Traceback \(most recent call last\)"
-STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-head.log", "ray-worker-*.log")
+ENDED = re.compile(r"(?:\[FATAL\] |-judge_)(\w+)(?: load balancer| replica (\d+)|-(\d+)\])")
+READY = re.compile(r"\[INFO\] (\w+) ready: (\d+)/(\d+)$")
+STEP_LOGS = ("sandbox/*.log", "sandbox.log", "ray-head.log", "ray-worker-*.log", "external_judge_*/[!v]*.log")
 SIGNS = yaml.safe_load(Path(__file__).with_name("outcome.yaml").read_text(encoding="utf-8"))
 HOPELESS = re.compile("|".join(sign["pattern"] for sign in SIGNS["driver"] if sign.get("at_once")))
 
@@ -41,11 +43,11 @@ class Cause:
 def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cause | None:
     """Return the first sign in the driver's log, else in ray.sub's; None without a sign.
 
-    A container that did not start counts first. `directory` has the logs of the cluster's steps, and ``ENDED`` after a
-    failed step, with the reason where the setup of a node failed.
+    A container that did not start counts first, then a judge that ended, of which the driver may fail. `directory` has
+    the logs of the cluster's steps, and ``ENDED`` after a failed step, with the reason of a node whose setup failed.
     """
     ended = directory / "ENDED"
-    if refusal := refused_container(directory):
+    if refusal := refused_container(directory) or lost_judge(cluster_log, directory):
         return refusal
     for log, source in ((driver_log, "driver"), (ended, "setup"), (cluster_log, "cluster")):
         lines = read_tail(log, TAIL_BYTES) if log is not None else []
@@ -72,6 +74,30 @@ def refused_container(directory: Path) -> Cause | None:
             if found := [line for line in lines if re.search(sign["pattern"], line)]:
                 return Cause(sign["kind"], sign["what"], log, tuple(found[-SHOWN:]))
     return None
+
+
+def lost_judge(cluster_log: Path, directory: Path) -> Cause | None:
+    """Return why a pool of judges ended or never answered, by run_in_allocation.sh and its replicas."""
+    lines = read_tail(cluster_log, TAIL_BYTES)
+    said = [line for log in sorted(directory.glob("external_judge_*/replica_*.log")) for line in read_tail(log)]
+    for sign in SIGNS["judges"]:
+        if found := [line for line in [*lines, *said] if re.search(sign["pattern"], line)]:
+            known = _known_of_pools(found, lines, directory)
+            return Cause(sign["kind"], sign["what"], cluster_log, (*found[-SHOWN:], *known))
+    return None
+
+
+def _known_of_pools(found: list[str], lines: list[str], directory: Path) -> Iterator[str]:
+    """Yield nodes and last words of what ended by the lines `found`; without names, the pools that are not up."""
+    named = {(match[1], match[2] or match[3]): None for line in found for match in ENDED.finditer(line)}
+    for name, replica in named:
+        yield from (line for line in lines if line.startswith(f"[INFO] {name} replica {replica}: "))
+        log = directory / f"external_judge_{name}" / (f"vllm_{replica}.log" if replica else "load_balancer.log")
+        yield f"{log}: {(read_tail(log) or ['is empty'])[-1]}"
+    ready = {match[1]: match for line in lines if (match := READY.match(line))}
+    for match in () if named else ready.values():
+        if match[2] != match[3]:
+            yield f"{match[0]}; see {directory / f'external_judge_{match[1]}'}"
 
 
 def step_logs(directory: Path) -> Iterator[Path]:

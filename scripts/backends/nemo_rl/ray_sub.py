@@ -1,4 +1,4 @@
-"""Run NeMo-RL's ray.sub in the Slurm job around this process, and find the logs."""
+"""Run NeMo-RL's ray.sub in the Slurm job around this process, within judges' pools if any, and find the logs."""
 
 import contextlib
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.containers import clear
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, Cause, cause_of, refused_container, step_logs
+from scripts.backends.nemo_rl.pools import SCRIPT, pools_of
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.errors import UserError, warn
@@ -28,6 +29,12 @@ class RaySub:
 
     def __init__(self, launch: Launch, job: Job, logs: Path) -> None:
         runtime, checkout = launch.runtime, launch.runtime.checkout
+        has_pools = bool(pools_of(runtime))
+        if has_pools and not job.beside:
+            raise UserError(
+                f"{runtime.name}: judges need {runtime.settings.nodes_beside} nodes in a second component of the Slurm "
+                f"job, and job {job.id} has a single component; train by snakemake --profile slurm"
+            )
         clear(job, runtime)
         for name, value in runtime.environment.items():
             if value.startswith(runtime.nemo_rl.cache) and "URL" not in name:
@@ -40,13 +47,17 @@ class RaySub:
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job, self.runtime, self.log = logs, job, runtime, logs / f"ray-sub-{job.id}{again}.log"
         self.started, self.read = time.time(), dict[Path, int]()
-        print(f"{runtime.name}: ray.sub on {len(job.nodes)} nodes, image {runtime.image}; see {self.log}", flush=True)
+        beside = f", judges on {len(job.beside)} nodes" if has_pools else ""
+        print(
+            f"{runtime.name}: ray.sub on {len(job.nodes)} nodes{beside}, image {runtime.image}; see {self.log}",
+            flush=True,
+        )
         warn_of_ports(runtime.name, runtime.release)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
         cpus = min(runtime.site.slurm.cpus_per_node or job.cpus_per_node, job.cpus_per_node)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                ["bash", str(checkout / "ray.sub")],  # noqa: S607
+                ["bash", str(checkout / (SCRIPT if has_pools else "ray.sub"))],  # noqa: S607
                 cwd=checkout,
                 env=container_environment() | variables | cluster_environment(launch, logs, cpus),
                 stdin=subprocess.DEVNULL,
@@ -133,4 +144,7 @@ def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str,
         "SLURM_CPU_BIND": "none",
         "SLURM_MEM_PER_NODE": "0",
     }
+    if job.beside:
+        groups = {"SLURM_JOB_NODELIST_HET_GROUP_0": job.nodes, "SLURM_JOB_NODELIST_HET_GROUP_1": job.beside}
+        variables |= {"SLURM_HET_SIZE": "2"} | {name: ",".join(names) for name, names in groups.items()}
     return variables | ({"SLURM_RESTART_COUNT": str(job.restarts)} if job.restarts else {})

@@ -20,6 +20,7 @@ Ability = Literal[
     "awaits_all_stages",
     "names_automodel",
     "begins_data_anew",
+    "external_judges",
 ]
 OPD = "opd.py"
 """Module that asks the teacher of each row's agent, by which run_grpo_nemo_gym.py distils (MOPD)."""
@@ -62,6 +63,7 @@ class Release(Strict):
     - writes_tokenizer_once: one rank alone writes the tokenizer.
     - awaits_all_stages: a pipeline's ranks all record the experts' losses.
     - begins_data_anew: a checkpoint of another data set does not move the data loader.
+    - external_judges: judges answer outside the Ray cluster, and tools/external_gym_vllm starts pools of them.
     - names_automodel: ``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on.
     """
 

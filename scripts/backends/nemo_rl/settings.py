@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from scripts.backends.nemo_rl.judges import Judge, JudgeModel, JudgeName
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
 from scripts.backends.nemo_rl.training import ROUTING, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
@@ -40,7 +41,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     config_model = NemoRlConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
-    ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher")
+    ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher", "judges")
     """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
     default_seed = None
@@ -53,6 +54,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     logger: dict[str, Any] = Field({})
     teachers: dict[Name, Name] = Field({})
     """The start of each teacher by its role, for distillation."""
+    judges: dict[JudgeName, Judge] = Field({})
+    """Judges outside the Ray cluster, by names of your own. No GPU tried them. (Gym's own take cluster.judge_nodes.)"""
     launcher: str | None = None
     """A launcher of upstream's by its name in the release: the driver gets its variables."""
 
@@ -63,6 +66,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
+        with_effect = {*JudgeModel.model_fields}
+        values["judges"] = {name: judge.model_dump(include=with_effect) for name, judge in self.judges.items()}
         for name in (*(["sft"] if self.algorithm != "sft" else []), *(key for key in self.ADDED if not values[key])):
             del values[name]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
@@ -100,9 +105,20 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             raise UserError(
                 f"{key('stages', name, 'launcher')}: {recipe.release} has no launcher {self.launcher}{known}"
             )
+        if self.judges and "external_judges" not in release.can:
+            able = [each.name for each in load_releases().values() if "external_judges" in each.can]
+            raise UserError(
+                f"{key('stages', name, 'judges')}: {recipe.release} has no judges outside the Ray cluster; name "
+                f"release {' or '.join(able)}, or serve judges by NeMo-Gym (cluster.judge_nodes)"
+            )
         besides = 0 if "judges_within_num_nodes" in release.can else self.cluster.judge_nodes
         nodes = {"nodes": self.cluster.num_nodes + besides}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
+
+    @property
+    def nodes_beside(self) -> int:
+        """Return the nodes of all pools of judges."""
+        return sum(judge.nodes for judge in self.judges.values())
 
     @property
     def teaching(self) -> Teaching:
@@ -151,6 +167,15 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
                 if self.routes
                 else "cluster.teacher_nodes: the teacher shares the student's nodes; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _judges_are_asked(self) -> "NemoRlSettings":
+        if self.judges and "nemo_gym" not in self.entry:
+            raise invalid(f"judges: {self.entry} asks no server of NeMo-Gym; leave judges out")
+        servers = [judge.server for judge in self.judges.values()]
+        if doubled := next((server for server in servers if servers.count(server) > 1), None):
+            raise invalid(f"judges: several have the server {doubled}; name each server once")
         return self
 
     @model_validator(mode="after")

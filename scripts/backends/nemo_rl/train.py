@@ -15,6 +15,7 @@ from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, rea
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import data_ended
+from scripts.backends.nemo_rl.pools import ask_addresses
 from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
@@ -43,6 +44,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     next attempt may go well.
     """
     launch = launch_of(job, allocation.site)
+    ask_addresses(launch.runtime)
     if job.config.algorithm == "sft":
         for split in (launch.train_split, launch.validation_split):
             write_rows(job.train_split.with_name(split.name), split)

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from scripts.backends.nemo_rl.judges import JudgeModel, JudgeName
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
@@ -61,6 +62,7 @@ class NemoRlTraining(Training):
     data: dict[str, Any] = Field({})
     env: dict[str, Any] = Field({})
     add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
+    judges: dict[JudgeName, JudgeModel] = Field({})
     sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
     sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
     environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")

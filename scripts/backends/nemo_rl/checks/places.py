@@ -12,8 +12,10 @@ import psutil
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.silent import has_adapters
-from scripts.backends.nemo_rl.containers import SCRIPT, doubts_of, places_of
+from scripts.backends.nemo_rl.containers import SCRIPT as CONTAINERS
+from scripts.backends.nemo_rl.containers import doubts_of, places_of
 from scripts.backends.nemo_rl.images import PROVED
+from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
 from scripts.backends.nemo_rl.upstream import unknown_keys
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -90,6 +92,19 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
         yield context.error(
             34, "slurm.exclusive is false, but Ray's and NeMo-RL's ports are fixed: two jobs on a node would collide"
         )
+
+
+def check_judges(context: StageContext) -> Iterator[Finding]:
+    """Find pools of judges whose containers would not see their files, and a checkout that cannot start them."""
+    checkout = context.nemo_rl.checkouts.get(context.release.name)
+    if checkout is None or not pools_of(context):
+        return
+    if not Path(checkout, SCRIPT).is_file():
+        yield context.error(18, f"{checkout}: has no {SCRIPT} to start judges; check {context.release.name} out")
+    try:
+        shared_root(context, context.stage.paths.logs.absolute())
+    except UserError as error:
+        yield context.error(14, str(error))
 
 
 def check_file_system(context: StageContext) -> Iterator[Finding]:
@@ -183,7 +198,7 @@ def check_images(context: StageContext) -> Iterator[Finding]:
 
 def check_containers(context: StageContext) -> Iterator[Finding]:
     """Find settings of enroot on this host, as likely on the nodes, with which ray.sub's containers fail."""
-    told = subprocess.run(["bash", str(SCRIPT)], capture_output=True, text=True, check=False)  # noqa: S607
+    told = subprocess.run(["bash", str(CONTAINERS)], capture_output=True, text=True, check=False)  # noqa: S607
     for place in places_of(told.stdout):
         for doubt in doubts_of(place):
             yield context.warning(104, doubt)
@@ -212,6 +227,7 @@ def check_hub(context: StageContext) -> Iterator[Finding]:
     if context.site.environment.get("HF_HOME") or os.environ.get("HF_HOME"):
         return
     wanted = ["its judge models"] if context.settings.reward == "judge" else []
+    wanted += [f"judges.{name}.model" for name, judge in pools_of(context).items() if not judge.model.startswith("/")]
     if context.first_model and not context.first_model.startswith("/"):
         wanted.append(f"the model {context.first_model}")
     for what in wanted:

@@ -17,6 +17,7 @@ import torch
 from nemo_rl import RELEASE
 from nemo_rl.dataloader import Collector, Loader, Rows
 from nemo_rl.faults import hang
+from nemo_rl.judges import judges_of, verdict
 from nemo_rl.loop import Loop, settings_of_command
 
 WAITING = "⏳ Buffer empty or not enough groups to form a full step, waiting..."
@@ -144,7 +145,10 @@ class Grpo(Loop):
         }
 
     def _roll_out(self, rows: Rows) -> dict[str, float]:
-        """What the rollouts of these rows earn, made up from the weights' state."""
+        """What the rollouts of these rows earn, made up from the weights' state; judges are asked, too."""
+        for judge in judges_of(self.config["env"]["nemo_gym"]):
+            scores = [verdict(judge, str(row["responses_create_params"])) for row in rows]
+            print(f"judged by {judge['model']} at {judge['base_url']}: {scores}", flush=True)
         choice, mean = random.Random(self.state), 0.9 - 0.6 * math.exp(-(self.step + 1) / 20)
         groups = [
             [min(1.0, max(0.0, mean + choice.gauss(0, 0.05))) for _ in range(self.own["num_generations_per_prompt"])]
