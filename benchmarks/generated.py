@@ -8,7 +8,7 @@ Three parts, each of which `0` or no seed leaves out:
   others. Nothing is bound to come out.
 - `--strikes`: sampling and judging are killed at random times and started again until they end; responses, verdicts
   and rows must be those of an undisturbed call, to the byte.
-- `--rows`: responses a second beside a loop over transformers' `generate`, one prompt at a time; bound: 3 times as fast.
+- `--rows`: responses a second beside a loop over `generate` of transformers, one prompt at a time; bound: 3 times.
 """
 
 import filecmp

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
@@ -45,7 +46,13 @@ class Sampling:
 
 def samplings(recipe: Recipe, results: Path, site: Site, states: Mapping[str, StageState]) -> list[Sampling]:
     """Return the samplings to come, among them those of blends whose model is to train, by the states of all stages."""
-    remade, found = data_to_be_made(recipe, results), []
+    found: list[Sampling] = []
+    if not any(blend.generated for blend in recipe.blends.values()):
+        return found
+    try:
+        remade = data_to_be_made(recipe, results)
+    except UserError:  # a damaged record, of which the stages' states tell
+        return found
     for name in recipe.blends:
         before = {stage for maker in recipe.makers_of(name) for stage in recipe.trained_for(maker)}
         is_to_come = name in remade or any(states[stage].left != 0 for stage in before)

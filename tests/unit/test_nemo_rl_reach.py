@@ -276,10 +276,11 @@ class World:
                 return int(self.last_step != before and self.last_step > world.driver.job.start)
 
         site = SimpleNamespace(stall_seconds=1000, startup_seconds=0)
+        runtime = SimpleNamespace(nemo_rl=site, settings=SimpleNamespace(judges={}))
 
         def launch(job, _):
             world.job, last = job, nemo_rl_backend._last_step(job)
-            return SimpleNamespace(logs=folder, runtime=SimpleNamespace(nemo_rl=site), max_num_steps=last)
+            return SimpleNamespace(logs=folder, runtime=runtime, max_num_steps=last)
 
         monkeypatch.setattr(nemo_rl_backend, "launch_of", launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))

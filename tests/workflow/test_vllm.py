@@ -111,3 +111,38 @@ def test_vllm_reads_a_row_as_we_do_whether_it_gets_messages_or_tokens(architectu
     ours, chat, given = json.loads(line.removeprefix("IDS "))
     assert ours == chat == given
     assert architecture == "qwen3" or all(ids.count(ids[0]) == 1 for ids in ours)
+
+
+ENGINE = """
+import json, sys
+from pathlib import Path
+from scripts.generated.vllm_engine import VllmEngine
+rows, found = json.loads(sys.argv[2]), []
+for temperature in (0.0, 1.0):
+    engine = VllmEngine(Path(sys.argv[1]), max_new_tokens=8, temperature=temperature, seed=1)
+    for done in ((), (0,)):
+        found.append({place: each for batch in engine.respond(rows, done) for place, each in batch.items()})
+    del engine
+print("FOUND " + json.dumps(found))
+"""
+
+
+def test_responses_of_a_generated_blend_are_those_of_transformers_and_repeat_by_their_seeds(tmp_path):
+    from scripts.model.generate import Sampler
+    from scripts.model.loading import load_model
+    from scripts.model.processor import load_processor
+
+    save_beginning("llama", tmp_path / "model", head_dim=32)
+    rows = [{"responses_create_params": {"input": f"Which is larger, {number} or 3?"}} for number in (1, 2, 12)]
+    command = [PYTHON, "-c", ENGINE, str(tmp_path / "model"), json.dumps(rows)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    greedy, greedy_left, sampled, sampled_left = json.loads(line.removeprefix("FOUND "))
+    sampler = Sampler(load_model(tmp_path / "model"), load_processor(tmp_path / "model"), 8, 0.0, 1)
+    ours = {str(place): [*each] for batch in sampler.respond(rows) for place, each in batch.items()}
+    assert greedy == ours
+    for whole, left in ((greedy, greedy_left), (sampled, sampled_left)):
+        assert left == {place: each for place, each in whole.items() if place != "0"}
+    assert sampled != greedy
