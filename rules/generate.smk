@@ -98,6 +98,11 @@ rule sample:
         " --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
 
 
+def of_judging(name):
+    """A resource function: what the judging of a blend asks for under this name; a reward model has a training node."""
+    return lambda wildcards: (MODEL_RESOURCES if RECIPE.blends[wildcards.blend].select.rank else LIGHT).get(name)
+
+
 rule judge:
     input:
         settings=f"{SETTINGS}/generated/{{blend}}/judge.json",
@@ -115,7 +120,7 @@ rule judge:
         "../envs/trl.yaml"
     threads: SITE.threads
     resources:
-        **MODEL_RESOURCES,
+        **{name: of_judging(name) for name in MODEL_RESOURCES},
         trainings=trainings_of,
     params:
         accelerator=SITE.accelerator,

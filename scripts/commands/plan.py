@@ -13,7 +13,7 @@ from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
-from scripts.stage.generating import samplings
+from scripts.stage.generating import Sampling, samplings
 from scripts.stage.scoring import seconds_to_score
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
@@ -100,7 +100,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
     lines += _longest_path(project, to_train) if project.site.slurm else []
-    lines += [str(each) for each in samplings(project.recipe, project.results, project.site, project.states())]
+    lines += [str(each) for each in samplings(project.recipe, project.results, project.site, project.states)]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
@@ -184,19 +184,30 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
 
 def beyond_budget(project: Project, to_train: dict[str, Estimate]) -> str | None:
     """Return in words how far training exceeds the site's budget, with the largest stages; None where it may train."""
-    site, needed = project.site, sum(left.gpu_hours for left in to_train.values())
+    site, sampled = project.site, sum(each.gpu_hours for each in _sampled_for(project, to_train))
+    needed = sampled + sum(left.gpu_hours for left in to_train.values())
     budget = site.slurm.budget_gpu_hours if site.slurm else None
     if project.over_budget or budget is None or needed <= budget:
         return None
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
     shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
     more = f" and {len(ordered) - LARGEST} more" if len(ordered) > LARGEST else ""
+    more += f", sampling {hours_text(sampled)}" if sampled else ""
     whole = hours_text(needed, bound_of(to_train.values()))
     return (
         f"what is to train is expected to need {whole} GPU-hours ({', '.join(shares)}{more}), but "
         f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "
         "all the same: --config over_budget=true"
     )
+
+
+def _sampled_for(project: Project, stages: Iterable[str]) -> list[Sampling]:
+    """Return the samplings to come for the rows of stages, on sites with a budget."""
+    recipe = project.recipe
+    if project.site.slurm is None or project.site.slurm.budget_gpu_hours is None:
+        return []
+    blends = {blend for name in stages for blend in recipe.prompts_behind(recipe.stages[name].blend)}
+    return [each for each in samplings(recipe, project.results, project.site, project.states) if each.blend in blends]
 
 
 def check_budget(project: Project, stages: Collection[str] | None = None) -> None:

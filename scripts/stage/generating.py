@@ -1,6 +1,6 @@
 """Estimate the sampling of generated blends in responses, jobs and GPU-hours, for plans."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -37,14 +37,16 @@ class Sampling:
         """Describe the sampling in a line."""
         prompts = "prompts that are not there yet" if self.prompts is None else f"{self.prompts:,} prompts"
         jobs = "1 job" if self.shards == 1 else f"{self.shards} jobs"
-        hours = f", {hours_text(self.hours, self.bound)} hours each" if self.hours else ""
+        hours = f", {hours_text(self.hours, self.bound)} h each" if self.hours else ""
         cost = f", {hours_text(self.gpu_hours, self.bound)} GPU-hours" if self.gpus and self.hours else ""
         return (
             f"blend {self.blend}: {self.samples} responses of {', '.join(self.by)} to {prompts}, in {jobs}{hours}{cost}"
         )
 
 
-def samplings(recipe: Recipe, results: Path, site: Site, states: Mapping[str, StageState]) -> list[Sampling]:
+def samplings(
+    recipe: Recipe, results: Path, site: Site, states_of: Callable[[], Mapping[str, StageState]]
+) -> list[Sampling]:
     """Return the samplings to come, among them those of blends whose model is to train, by the states of all stages."""
     found: list[Sampling] = []
     if not any(blend.generated for blend in recipe.blends.values()):
@@ -53,6 +55,7 @@ def samplings(recipe: Recipe, results: Path, site: Site, states: Mapping[str, St
         remade = data_to_be_made(recipe, results)
     except UserError:  # a damaged record, of which the stages' states tell
         return found
+    states = states_of()
     for name in recipe.blends:
         before = {stage for maker in recipe.makers_of(name) for stage in recipe.trained_for(maker)}
         is_to_come = name in remade or any(states[stage].left != 0 for stage in before)

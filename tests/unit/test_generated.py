@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import yaml
 
+from scripts.commands.plan import check_budget, plan_text
+from scripts.commands.project import Project
 from scripts.data.fill import FILES
 from scripts.generated import select as selecting
 from scripts.generated.asked import prompts_of
@@ -16,7 +19,7 @@ from scripts.generated.sample import sample
 from scripts.generated.schemas import JUDGED
 from scripts.generated.select import Selection
 from scripts.recipe.blend import Blend
-from scripts.recipe.load import load_recipe
+from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.tables import write_table
 from tests.conftest import ROOT, refusal
 
@@ -309,3 +312,18 @@ def test_what_ruins_dpo_is_warned_of(tmp_path):
     assert "chosen responses are 100% longer" in shown["warnings"][0]
     assert "6 of 12 prompts have no better and worse response" in shown["warnings"][1]
     assert shown["pass_rates"] == {MATH: [0, 0, 0, 0, 6, 0, 0, 0, 6]}
+
+
+def test_plan_and_budget_count_the_sampling_of_64_nodes(edited, tmp_path):
+    told = "by: rlvr1, prompts: rlvr1, samples: 8, max_new_tokens: 16384, shards: 64, runtime: 240"
+    blend = f"  rlvr2:\n    source: {{kind: generated, {told}}}\n    select: {{pass_rate: {{min: 0.1, max: 0.9}}}}\n"
+    recipe = edited("super3", ("  rlvr2: {}\n", blend))
+    site = load_site(ROOT / "config/sites/h100.yaml", recipe)
+    says = (
+        "blend rlvr2: 8 responses of rlvr1 to prompts that are not there yet, in 64 jobs, ≤ 4 h each, ≤ 2,048 GPU-hours"
+    )
+    project = Project(recipe, site, tmp_path / "results")
+    assert says in plan_text(project)
+    small = site.model_copy(update={"slurm": site.slurm.model_copy(update={"budget_gpu_hours": 1000.0})})
+    assert "sampling 2,048" in refusal(check_budget, replace(project, site=small), stages={"rlvr2"})
+    assert "sampling" not in refusal(check_budget, replace(project, site=small), stages={"rlvr1"})
