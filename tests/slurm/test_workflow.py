@@ -3,12 +3,14 @@
 import json
 import re
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.attempts import read_attempts
 from tests.conftest import Workflow
+from tests.programs import until
 
 SITE = {
     "name": "test",
@@ -148,3 +150,26 @@ def test_nobody_trains_on_a_login_node_by_mistake(slurm, tmp_path):
     workflow.configure()
     output = workflow.snakemake("--profile", "profiles/slurm", check=False)
     assert "config/sites/laptop.yaml has no slurm section" in output
+
+
+def test_shards_are_sampled_side_by_side_and_one_that_is_preempted_goes_on(trained, slurm):
+    source = "kind: generated, by: sft, prompts: rlvr1, samples: 48, max_new_tokens: 12, shards: 2"
+    trained.edit(
+        "  rlhf:\n    rows: 60", f"  own: {{source: {{{source}}}, select: {{pass_rate: {{}}}}}}\n  rlhf:\n    rows: 60"
+    )
+    judged, samples = trained.results / "data/own/generated/judged.parquet", trained.root / "results/samples"
+    command = ("snakemake", "--profile", "profiles/slurm", *QUICK, str(judged.relative_to(trained.root)))
+    with trained.begin(*command) as process:
+        until(lambda: len([*samples.rglob("*.jsonl")]) == 2, 120, "both shards sample")
+        jobs = slurm.run("squeue", "--states=RUNNING", "--noheader", "--format=%i|%k").splitlines()
+        sampling = [line.split("|")[0] for line in jobs if "rule_sample" in line]
+        assert len(sampling) == 2, "the shards run side by side"
+        slurm.run("scontrol", "requeue", sampling[0])
+        assert process.wait(400) == 0, trained.said()
+    rows = pq.read_table(judged).select(["line", "sample"]).to_pylist()
+    assert len({(row["line"], row["sample"]) for row in rows}) == len(rows) == 60 * 48
+    folder = max(samples.iterdir(), key=lambda path: sum(1 for _ in path.rglob("*.jsonl")))
+    kept = [
+        place for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() for place in json.loads(line)
+    ]
+    assert len([*folder.glob("*.jsonl")]) == 3 and len({*kept}) == len(kept), "nothing was sampled twice"
