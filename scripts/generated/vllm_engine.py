@@ -35,8 +35,12 @@ class VllmEngine:
     ) -> None:
         processor = load_processor(folder)
         self.tokenizer, self.seed, self.variables = tokenizer_of(processor), seed, chat_template_kwargs or {}
+        self._read: dict[int, tuple[Row, list[int]]] = {}
         self.settings = {"temperature": temperature, "max_tokens": max_new_tokens, **more}
-        self.llm = LLM(str(folder), enable_prefix_caching=True, tensor_parallel_size=max(1, torch.cuda.device_count()))
+        gpus = torch.cuda.device_count()
+        # vLLM 0.32 takes a seeded generator back after a part of a prompt, which torch's on a CPU cannot
+        whole = {} if gpus else {"enable_chunked_prefill": False}
+        self.llm = LLM(str(folder), enable_prefix_caching=True, tensor_parallel_size=max(1, gpus), **whole)
 
     def plan(self, rows: list[Row]) -> list[list[int]]:
         """Return the rows' places by batches of alike lengths, equal prompts side by side."""
@@ -54,10 +58,14 @@ class VllmEngine:
                 yield {place: self._rollout(output.outputs[0]) for place, output in zip(left, outputs, strict=True)}
 
     def _ids(self, row: Row) -> list[int]:
-        if pictures_of(prompt_of(row)):
-            raise UserError("rows with pictures are sampled by transformers alone; leave vllm_python out of the site")
-        text = render_prompt(row, self.tokenizer, **self.variables)
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Return the tokens of a row's prompt; a row that stands there several times is read once."""
+        if id(row) not in self._read:
+            if pictures_of(prompt_of(row)):
+                says = "rows with pictures are sampled by transformers alone; leave vllm_python out of the site"
+                raise UserError(says)
+            text = render_prompt(row, self.tokenizer, **self.variables)
+            self._read[id(row)] = row, self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._read[id(row)][1]
 
     def _rollout(self, output: Any) -> Rollout:
         is_cut = output.finish_reason == "length"
