@@ -100,11 +100,12 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
     lines += _longest_path(project, to_train) if project.site.slurm else []
-    lines += [str(each) for each in samplings(project.recipe, project.results, project.site, project.states)]
+    to_come = samplings(project.recipe, project.results, project.site, project.states)
+    lines += map(str, to_come)
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
-    words = beyond_budget(project, to_train)
+    words = beyond_budget(project, to_train, to_come)
     return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
 
 
@@ -182,9 +183,14 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     return lines and ["", *lines]
 
 
-def beyond_budget(project: Project, to_train: dict[str, Estimate]) -> str | None:
-    """Return in words how far training exceeds the site's budget, with the largest stages; None where it may train."""
-    site, sampled = project.site, sum(each.gpu_hours for each in _sampled_for(project, to_train))
+def beyond_budget(project: Project, to_train: dict[str, Estimate], to_come: list[Sampling]) -> str | None:
+    """Return in words how far training exceeds the site's budget, with the largest stages; None where it may train.
+
+    Of the samplings `to_come` those for rows of the stages count.
+    """
+    site, recipe = project.site, project.recipe
+    blends = {blend for name in to_train for blend in recipe.prompts_behind(recipe.stages[name].blend)}
+    sampled = sum(each.gpu_hours for each in to_come if each.blend in blends)
     needed = sampled + sum(left.gpu_hours for left in to_train.values())
     budget = site.slurm.budget_gpu_hours if site.slurm else None
     if project.over_budget or budget is None or needed <= budget:
@@ -201,22 +207,14 @@ def beyond_budget(project: Project, to_train: dict[str, Estimate]) -> str | None
     )
 
 
-def _sampled_for(project: Project, stages: Iterable[str]) -> list[Sampling]:
-    """Return the samplings to come for the rows of stages, on sites with a budget."""
-    recipe = project.recipe
-    if project.site.slurm is None or project.site.slurm.budget_gpu_hours is None:
-        return []
-    blends = {blend for name in stages for blend in recipe.prompts_behind(recipe.stages[name].blend)}
-    return [each for each in samplings(recipe, project.results, project.site, project.states) if each.blend in blends]
-
-
 def check_budget(project: Project, stages: Collection[str] | None = None) -> None:
     """Raise UserError where training is expected to need more GPU-hours than the site's budget.
 
     `stages` names the stages and checkpoints of a call's training jobs (default: all).
     """
     asked = {*project.recipe.stages} if stages is None else {*map(project.recipe.stage_trained, stages)}
-    if words := beyond_budget(project, _to_train(planned_stages(project, asked))):
+    to_come = samplings(project.recipe, project.results, project.site, project.states)
+    if words := beyond_budget(project, _to_train(planned_stages(project, asked)), to_come):
         raise UserError(words)
 
 

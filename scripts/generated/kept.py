@@ -24,7 +24,8 @@ class Kept:
         self.answers: dict[int, list[Any]] = {}
         for path in sorted(folder.glob("*.jsonl")):
             for line in read_lines(path, Lines):
-                self.answers = {int(place): answer for place, answer in line.items()} | self.answers
+                for place, answer in line.items():
+                    self.answers.setdefault(int(place), answer)
         self.path = folder / f"{hidden_name(Path('answers')).name.lstrip('.')}.{time.time_ns()}.jsonl"
         self.done = self.earlier = len(self.answers.keys() & wanted)
         self.began, self.told = time.monotonic(), 0.0

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -15,6 +14,7 @@ from scripts.files import canonical_json, sha256_text, write_json
 from scripts.generated.asked import Prompt, prompts_of
 from scripts.generated.kept import Kept
 from scripts.generated.schemas import RESPONSES
+from scripts.installed import version_of
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
@@ -67,13 +67,6 @@ def has_gpus(accelerator: str) -> bool:
     from scripts.model.loading import count_gpus  # noqa: PLC0415
 
     return count_gpus(accelerator) > 0
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def sample(
@@ -131,11 +124,11 @@ def main(
     kinds = {path: loaded.blends[path.parent.name].kind for path in held_out}
     asked, left_out = prompts_of(source, prompts, loaded.blends[source.prompts].kind, kinds)
     number, _, shards = shard.partition("-of-")
-    packages = {name: _version(name) for name in ENGINES[engine]} | {"gpus": has_gpus(accelerator)}
+    packages = {name: version_of(name) for name in ENGINES[engine]} | {"gpus": has_gpus(accelerator)}
+    lines = [[prompt.line, prompt.sha256] for prompt in asked]
     rows, began, sampled = [], time.monotonic(), 0
     for place, (name, export) in enumerate(zip(source.models, exports, strict=True)):
         content = read_record(export, ExportRecord)["content"]
-        lines = [[prompt.line, prompt.sha256] for prompt in asked]
         identity = sha256_text(canonical_json([content, source.decoding, source.samples, lines, packages]))[:16]
         load = partial(engine_of, engine, export, source.decoding, accelerator, threads)
         shared = int(number) - 1, int(shards)

@@ -199,9 +199,9 @@ def _ordered(lines: list[int], rates: dict[int, float | None], curriculum: Any, 
     ordered, taken = list[int](), set[int]()
     for band, found in zip(curriculum, banded, strict=True):
         left = sorted({*found} - taken)
-        drawn = random.Random(seed).sample(left, min(len(left), round(rows * band.share)))
-        ordered += [line for line in lines if line in {*drawn}]
-        taken |= {*drawn}
+        drawn = {*random.Random(seed).sample(left, min(len(left), round(rows * band.share)))}
+        ordered += [line for line in lines if line in drawn]
+        taken |= drawn
     return ordered
 
 

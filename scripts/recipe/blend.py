@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.generated import GeneratedSource, Select
+from scripts.recipe.generated import GeneratedSource, Select, kind_of
 from scripts.recipe.source import Files, FolderSource, HubSource, Part, Reasoning, Rows, Share
 from scripts.recipe.strict import Name, Text, invalid, matching
 
@@ -124,9 +124,7 @@ class Blend(Rows):
         source, select = (data.get("source"), data.get("select")) if isinstance(data, dict) else (None, None)
         if not isinstance(source, dict) or source.get("kind") != "generated" or not isinstance(select, dict):
             return data
-        made = {"best": "demonstrations", "pairs": "preferences"}
-        kind = next((kind for key, kind in made.items() if select.get(key) is not None), "prompts")
-        return {"kind": kind, "holdout": GENERATED_HOLDOUT} | data
+        return {"kind": kind_of(select), "holdout": GENERATED_HOLDOUT} | data
 
     @model_validator(mode="before")
     @classmethod

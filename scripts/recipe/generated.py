@@ -1,5 +1,6 @@
 """Settings of blends that models make: how responses are sampled, and which of them become rows."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
@@ -133,6 +134,12 @@ class Rank(Strict):
     """A stage of algorithm reward, or a pretrained reward model, whose scores order the responses."""
 
 
+def kind_of(select: Mapping[str, Any]) -> str:
+    """Return the kind of the rows that a selection makes, by the selection's values."""
+    made = {"best": "demonstrations", "pairs": "preferences"}
+    return next((kind for key, kind in made.items() if select.get(key) is not None), "prompts")
+
+
 class Select(Strict):
     """What becomes of judged responses: `best`, `pairs`, or else prompts with their pass rate."""
 
@@ -149,7 +156,7 @@ class Select(Strict):
     @property
     def kind(self) -> str:
         """The kind of the rows."""
-        return "demonstrations" if self.best else "preferences" if self.pairs else "prompts"
+        return kind_of(vars(self))
 
     @field_validator("curriculum")
     @classmethod
@@ -188,7 +195,13 @@ def judging_of(recipe: "Recipe", blend: str) -> Judging:
 def checked_in(recipe: "Recipe", name: str) -> "Blend":
     """Return a generated blend with its prompts' environments; PydanticCustomError where nothing makes or judges it."""
     blend, at = recipe.blends[name], f"blends.{name}"
-    prompts = _first_prompts(recipe, name)
+    names = recipe.prompts_behind(name)
+    prompts = recipe.blends[names[-1]]
+    if prompts.generated:
+        if prompts.generated.prompts not in names:
+            raise misnamed(f"blends.{names[-1]}.source.prompts", "blend", prompts.generated.prompts, recipe.blends)
+        circle = " -> ".join([*names, prompts.generated.prompts])
+        raise invalid(f"the blends take their prompts from each other: {circle}", f"{at}.source.prompts")
     trained = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
     for maker in blend.makers:
         is_judge = blend.select.rank is not None and maker == blend.select.rank.by
@@ -206,16 +219,3 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
     if blend.kind == "preferences" or blend.environments:
         return blend
     return blend.model_copy(update={"environments": prompts.environments})
-
-
-def _first_prompts(recipe: "Recipe", name: str) -> "Blend":
-    """Return the blend, of those whose prompts a generated blend goes back to, that no model makes."""
-    names = [name]
-    while source := recipe.blends[names[-1]].generated:
-        if source.prompts not in recipe.blends:
-            raise misnamed(f"blends.{names[-1]}.source.prompts", "blend", source.prompts, recipe.blends)
-        if source.prompts in names:
-            circle = " -> ".join([*names, source.prompts])
-            raise invalid(f"the blends take their prompts from each other: {circle}", f"blends.{name}.source.prompts")
-        names.append(source.prompts)
-    return recipe.blends[names[-1]]

@@ -144,26 +144,19 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
         or settings[f"fill/{name}"].differ()
         or (name in recipe.fetched and _is_of_other_source(manifest, name, record))
     }
-    return remade | {name for name in recipe.blends if _is_generated_anew(recipe, results, name, remade, settings)}
+    generated = recipe.blends.keys() - recipe.fetched.keys() - remade
+    remade |= {name for name in generated if _is_generated_anew(recipe, results, name, settings)}
+    return {name for name in recipe.blends if not remade.isdisjoint(recipe.prompts_behind(name))}
 
 
-def _is_generated_anew(
-    recipe: Recipe, results: Path, name: str, remade: set[str], settings: dict[str, RuleSettings]
-) -> bool:
-    """Whether models would make a blend's rows anew: from other prompts, by other settings or of other contents."""
-    while source := (blend := recipe.blends[name]).generated:
-        made = read_if_there(results / "data" / name / "manifest.json", Manifest)
-        by = {maker: read_if_there(StagePaths(results / maker).export_record, ExportRecord) for maker in blend.makers}
-        contents = {maker: exported and exported["content"] for maker, exported in by.items()}
-        if (
-            not {name, source.prompts}.isdisjoint(remade)
-            or made is None
-            or (made.get("generated") or {}).get("by") != contents
-            or any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
-        ):
-            return True
-        name = source.prompts
-    return False
+def _is_generated_anew(recipe: Recipe, results: Path, name: str, settings: dict[str, RuleSettings]) -> bool:
+    """Whether models would make a generated blend's rows anew: by other settings, or of other contents."""
+    exports = {maker: StagePaths(results / maker).export_record for maker in recipe.blends[name].makers}
+    records = {maker: read_if_there(path, ExportRecord) for maker, path in exports.items()}
+    contents = {maker: exported and exported["content"] for maker, exported in records.items()}
+    made = read_if_there(results / "data" / name / "manifest.json", Manifest)
+    is_of_others = (made.get("generated") or {}).get("by") != contents
+    return is_of_others or any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
 
 
 def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
