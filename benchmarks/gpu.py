@@ -2,13 +2,15 @@
 
     python benchmarks/gpu.py --model Qwen/Qwen3-0.6B     (benchmarks/gpu.sh installs what it needs and calls it)
 
-Every setting is the recipe tiny-pretrained with a few changes, in results/gpu-<name>/, through Snakemake to a published
-checkpoint, the most telling first. A setting without its GPUs or package is skipped; when --minutes are over, one that
+Every setting is the recipe tiny-pretrained with a few changes, in results/gpu-<name>/ with a store of its own, through
+Snakemake to a published checkpoint, the most telling first. The weights of `killed-and-resumed` are compared with those
+of `lora`, whose settings it has. A setting without its GPUs or package is skipped; when --minutes are over, one that
 trains is ended and the rest is left out. results/gpu.md is the page of results, whole after each setting.
 `--accelerator cpu` tries the script itself where there is no GPU; `--smoke` loads every setting's recipe.
 """
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -16,14 +18,18 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
+import psutil
 import torch
 import yaml
+from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -39,7 +45,10 @@ LORA, NF4 = {"lora": {"dim": 8, "alpha": 16}}, {"lora": {"dim": 8, "alpha": 16, 
 
 @dataclass
 class Setting:
-    """Changes of the policy of both stages (`policy`) or of one; what it needs; words that its failure has to have."""
+    """Changes of the policy of both stages (`policy`) or of one; what it needs; words that its failure has to have.
+
+    `is_killed`: struck while it trains and called again; `is_crowded`: beside a program that leaves it 1 GiB.
+    """
 
     name: str
     policy: dict[str, Any] = field(default_factory=dict)
@@ -48,6 +57,7 @@ class Setting:
     gpus: int = 0
     package: str | None = None
     is_killed: bool = False
+    is_crowded: bool = False
     fails_with: str | None = None
 
 
@@ -64,7 +74,7 @@ SETTINGS = (
     Setting("all-weights"),
     Setting("qlora", HALF | NF4, package="bitsandbytes"),
     by_vllm("vllm-lora", HALF | LORA),
-    Setting("out-of-memory", {"max_total_sequence_length": 1 << 20}, gpus=1, fails_with="reckoned to need"),
+    Setting("out-of-memory", gpus=1, is_crowded=True, fails_with="out of memory"),
     Setting("skip-padding", HALF | LORA | {"skip_padding": True}),
     Setting("checkpointing", HALF | {"dtensor_cfg": {"activation_checkpointing": True}, "train_micro_batch_size": 1}),
     by_vllm("fsdp2-vllm", HALF | SHARDED, gpus=2),
@@ -114,7 +124,7 @@ def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -
     shutil.rmtree(results, ignore_errors=True)
     recipe = site.with_name(f"{setting.name}.yaml")
     write_recipe(setting, model, recipe)
-    config = [f"recipe={recipe}", f"site={site}", f"run={results.name}"]
+    config = [f"recipe={recipe}", f"site={site}", f"results=results/{results.name}"]
     command = ["snakemake", "--config", *config, "--", f"results/{results.name}/rlvr/ckpt"]
     ends = time.monotonic() + seconds
     with log.open("w", encoding="utf-8") as output:
@@ -136,11 +146,40 @@ def call(command: list[str], output: TextIO, ends: float, killed_at: Path | None
     process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
     while process.poll() is None:
         if time.monotonic() > ends or (killed_at and killed_at.exists()):
-            subprocess.run(["pkill", "-KILL", "--session", str(process.pid)], check=False)
+            kill_session(process.pid)
             process.wait()
             return None
         time.sleep(0.1)
     return process.returncode
+
+
+def kill_session(leader: int) -> None:
+    """Kill every process of a session, the trainings that Snakemake started among them."""
+    for pid in psutil.pids():
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def crowd(is_crowded: bool) -> Iterator[None]:
+    """Hold the first GPU's memory but for 1 GiB."""
+    taken = torch.empty(torch.cuda.mem_get_info()[0] - 2**30, dtype=torch.uint8, device="cuda") if is_crowded else None
+    yield
+    if taken is not None:
+        del taken
+        torch.cuda.empty_cache()
+
+
+def difference(setting: Setting, other: str) -> str:
+    """The largest difference of any weight of two settings' last checkpoints."""
+    weights = "rlvr/ckpt/weights/adapter_model.safetensors"
+    ours, others = (ROOT / f"results/gpu-{name}" / weights for name in (setting.name, other))
+    if not others.is_file():
+        return f"not compared: {other} was not trained"
+    pairs = zip(load_file(ours).values(), load_file(others).values(), strict=True)
+    most = max((one - another).abs().max().item() for one, another in pairs)
+    return f"weights differ from {other}'s by at most {most:.1e}" if most else f"weights equal {other}'s"
 
 
 def seconds_a_step(setting: Setting) -> str:
@@ -220,9 +259,11 @@ def main() -> None:
             values |= {"vllm_python": str(VLLM)} if VLLM.exists() else {}
             site.write_text(yaml.safe_dump(values), encoding="utf-8")
             log, watch.most = arguments.logs / f"{setting.name}.log", 0
-            why = train(setting, site, arguments.model, log, left)
+            with crowd(setting.is_crowded):
+                why = train(setting, site, arguments.model, log, left)
             failed += why not in {None, OVER}
-            result = "passed" if why is None else why if why == OVER else f"FAILED: {why}, see {log}"
+            compared = f", {difference(setting, 'lora')}" if setting.is_killed and why is None else ""
+            result = f"passed{compared}" if why is None else why if why == OVER else f"FAILED: {why}, see {log}"
             costs = (f"{ends - time.monotonic() - left:.0f}".lstrip("-"), seconds_a_step(setting), watch.most or "")
         page.append(row(setting.name, result, *costs))
         print(page[-1], flush=True)

@@ -5,7 +5,7 @@
 #     benchmarks/gpu.sh --fill FOLDER       with the network, by the same Python; VLLM=1 fetches vLLM, too, some GB
 #     benchmarks/gpu.sh --wheels FOLDER [...]
 # Python is $PYTHON, 3.11 to 3.13, by default the first that is found. Where it has a torch that sees a GPU, that torch
-# trains; else envs/trl.txt's does. Other options are those of benchmarks/gpu.py; status 0 where nothing failed.
+# trains, and envs/trl.txt pins it from then on; else envs/trl.txt's does. Other options are those of benchmarks/gpu.py; status 0 where nothing failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -30,10 +30,12 @@ if [ "${1:-}" = --wheels ]; then
 fi
 
 SEES_GPU='import torch; assert torch.cuda.is_available(); print(torch.__path__[0].removesuffix("/torch"))'
+VERSION='import torch; print(torch.__version__.split("+")[0])'
 if [ ! -e .venv/installed ]; then
     "$PYTHON" -m venv --clear .venv
     if there=$("$PYTHON" -c "$SEES_GPU" 2> /dev/null); then
         echo "$there" > "$(.venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
+        sed -i "s/^torch==.*/torch==$("$PYTHON" -c "$VERSION")/" envs/trl.txt # a training is refused with another torch
         grep -v ^torch= envs/trl.txt | .venv/bin/python -m pip install --quiet "${REQUIREMENTS[@]}" --requirement /dev/stdin
     else
         .venv/bin/python -m pip install --quiet "${REQUIREMENTS[@]}" --requirement envs/trl.txt

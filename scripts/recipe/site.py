@@ -190,7 +190,7 @@ class Site(Strict):
     description: str = ""
     threads: PositiveInt = Field(description="CPU threads of each process of a training, or of an evaluation.")
     accelerator: Literal["auto", "cuda", "cpu"] = "cpu"
-    """Devices of backend trl; auto: GPUs, if any. (No GPU has been tried yet.)"""
+    """Devices of backend trl; auto: GPUs, if any. (One H100 has been tried: benchmarks/gpu.md.)"""
     processes: PositiveInt | None = None
     """Processes of a training on a node; none: one a GPU, or one without GPUs."""
     gpu_memory_gb: PositiveFloat | None = None

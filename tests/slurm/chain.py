@@ -54,6 +54,7 @@ class Chain:
                 "partition": "batch",
                 "max_runtime": runtime,
                 "margin": 15,
+                "sniff": False,
                 "object_store_mb": 100,
                 "light": {"cpus": 1, "mem_mb": 2000, "runtime": 10},
                 **slurm,

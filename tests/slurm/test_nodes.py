@@ -37,7 +37,7 @@ def base(tmp_path_factory) -> Workflow:
 
 
 def test_a_sick_node_ends_the_attempt_before_ray_and_the_next_submission_goes_without_it(base, sick, tmp_path):
-    with Chain(base, tmp_path, sick, nodes=2) as chain:
+    with Chain(base, tmp_path, sick, nodes=2, sniff=True) as chain:
         chain.start()
         assert chain.end() == 0
         first, second = read_attempts(chain.run)
@@ -53,7 +53,7 @@ def test_a_sick_node_ends_the_attempt_before_ray_and_the_next_submission_goes_wi
 
 
 def test_a_spare_takes_the_place_of_the_sick_node_which_goes_back_to_slurm(base, sick, tmp_path):
-    with Chain(base, tmp_path, sick, nodes=2, spares=1) as chain:
+    with Chain(base, tmp_path, sick, nodes=2, spares=1, sniff=True) as chain:
         chain.start()
         assert chain.end() == 0
         (attempt,) = read_attempts(chain.run)
@@ -68,7 +68,7 @@ def test_ray_sub_starts_its_steps_on_the_nodes_that_are_kept(sick, tmp_path):
     chain = NemoRlChain(tmp_path, sick)
     site = chain.root / "config/sites/double.yaml"
     told = yaml.safe_load(site.read_text())
-    told["slurm"]["spares"] = 1
+    told["slurm"] |= {"spares": 1, "sniff": True}
     site.write_text(yaml.safe_dump(told))
     chain.train("results/double/rlvr1/ckpt")
     (attempt,) = chain.attempts("rlvr1")
