@@ -5,7 +5,8 @@
 #     benchmarks/gpu.sh --fill FOLDER       with the network, by the same Python; VLLM=1 fetches vLLM, too, some GB
 #     benchmarks/gpu.sh --wheels FOLDER [...]
 # Python is $PYTHON, 3.11 to 3.13, by default the first that is found. Where it has a torch that sees a GPU, that torch
-# trains, and envs/trl.txt pins it from then on; else envs/trl.txt's does. Other options are those of benchmarks/gpu.py; status 0 where nothing failed.
+# trains, and envs/trl.txt pins it from then on; else envs/trl.txt's does. Other options are those of benchmarks/gpu.py;
+# status 0 where nothing failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -128,6 +128,7 @@ def _paths(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str |
             yield from _paths(part, (*path, key))
 
 
+@pytest.mark.long
 def test_no_mutated_row_that_gym_refuses_passes_the_contract(written):
     rng = random.Random(1)
     rows = [good(name) for name in GOOD]

@@ -6,6 +6,8 @@ pytest.importorskip("torch")
 
 from tests.slurm.chain import STAGE, Chain, make_base
 
+pytestmark = pytest.mark.long
+
 QUICK = (
     "--seconds-between-status-checks",
     "2",

@@ -15,7 +15,13 @@ def base(possible, tmp_path_factory):
     return make_base(tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize("name", ["limit", "scancel-pending", "snakemake-killed-pending"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scancel-pending",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("limit", "snakemake-killed-pending")),
+    ],
+)
 def test_nothing_is_lost_and_one_message_says_why(base, slurm, tmp_path, name):
     outcome = suffer(FAULTS[name], base, tmp_path, slurm)
     slurm.wait_idle()

@@ -37,6 +37,7 @@ def chain(possible, tmp_path_factory):
             chain.elsewhere.stop()
 
 
+@pytest.mark.long
 def test_a_killed_replica_is_an_outage_and_the_next_attempt_goes_on_from_the_checkpoint(chain):
     assert len(chain.attempts("rlvr1")) == 3, chain.output
     first, second, third = chain.attempts("rlvr1")

@@ -55,6 +55,7 @@ def test_names_shapes_and_chat_format_stay_from_backend_to_backend_and_weights_c
     assert "logger.tensorboard_enabled=true" in command
 
 
+@pytest.mark.long
 def test_a_stage_of_the_other_backend_is_stale_with_what_it_starts_from_and_not_with_what_follows(chain):
     recipe, told = chain.root / "config/recipes/double.yaml", ("--profile", "profiles/slurm", "results/double/dpo/ckpt")
     as_trained = recipe.read_text()
@@ -124,6 +125,7 @@ def test_a_driver_killed_while_saving_goes_on_to_the_same_weights(chain):
     assert b"".join(path.read_bytes() for path in sorted(published.glob("*.distcp"))) == chain.weights("rlvr1")
 
 
+@pytest.mark.long
 def test_a_deadline_ends_an_attempt_with_its_step_saved(chain):
     """A machine on which Ray is up only after the deadline is given more time, or there is no step to save."""
     for deadline in (70, 140):
@@ -135,6 +137,7 @@ def test_a_deadline_ends_an_attempt_with_its_step_saved(chain):
     )
 
 
+@pytest.mark.long
 def test_a_driver_that_makes_no_new_step_is_ended(chain):
     chain.write_site(stall_seconds=15, startup_seconds=90)
     output = chain.train_at_once("stalled", "++stand_in.fault=hang", "++stand_in.at=4")
@@ -142,6 +145,7 @@ def test_a_driver_that_makes_no_new_step_is_ended(chain):
     assert chain.cluster.left_running() == []
 
 
+@pytest.mark.long
 def test_a_chain_interrupted_twice_is_published_and_says_what_was_skipped(chain):
     chain.write_site()
     struck = chain.root / "struck_again"

@@ -13,6 +13,8 @@ from tests.slurm.chain import Chain, make_base
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_chain import STEPS, NemoRlChain
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def sick(possible, tmp_path_factory):

@@ -155,6 +155,7 @@ def changed(chain: ContainerChain, **parts: dict | list) -> None:
     path.write_text(yaml.safe_dump(site))
 
 
+@pytest.mark.long
 def test_a_container_of_another_image_is_refused_where_it_cannot_be_removed(alone, tmp_path):
     other = containers.make_image(tmp_path / "other.sqsh", says="other", PATH="/usr/bin:/usr/sbin")
     alone.cluster.run("srun", "--nodes=2", f"--container-image={other}", "--container-name=ray-head", "true")

@@ -49,7 +49,7 @@ class Told:
     def call(self) -> int:
         """Call Snakemake for everything; its exit status."""
         (snakemake,) = self.chain.call()
-        return snakemake.wait(120)
+        return snakemake.wait(600)
 
     def texts(self) -> list[str]:
         """The lines that the command was given, in order, without titles."""

@@ -73,9 +73,10 @@ def stages(tmp_path_factory):
 
 
 ALGORITHMS = ["sft", "dpo", "mpo", "kto", "text", "skipping", "vision", "distillation"]
+SOMETIMES = {name: pytest.param(name, marks=pytest.mark.long) for name in ("mpo", "kto", "skipping")}
 
 
-@pytest.fixture(scope="module", params=ALGORITHMS)
+@pytest.fixture(scope="module", params=[SOMETIMES.get(name, name) for name in ALGORITHMS])
 def trained(request, stages):
     """A stage's name and its run directory after an undisturbed training, its learning rate by a cosine."""
     job = stages.job(request.param, f"{request.param}.straight", STEPS, planned=STEPS, **stages.parent)

@@ -3,12 +3,16 @@
 import shutil
 import signal
 
+import pytest
+
 from scripts.files import read_json
 from scripts.stage.attempts import read_attempts
 from tests.conftest import ROOT
 from tests.programs import until
 from tests.stages import logged
 from tests.workflow.test_resume import program
+
+pytestmark = pytest.mark.long
 
 PACKAGE = ROOT / "tests/backend/plain"
 STAGE = """  polish:

@@ -7,6 +7,8 @@ import pytest
 
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
+
 BENCHMARKS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "def main()" in path.read_text())
 
 

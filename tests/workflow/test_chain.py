@@ -270,6 +270,7 @@ def test_a_gate_that_says_stop_stops_the_chain_before_the_next_stage_trains(copi
     assert (copied.results / "rlvr1/run/attempts.jsonl").read_text().count('"begin"') == 1
 
 
+@pytest.mark.long
 def test_a_stage_that_diverges_is_ended_while_it_trains_and_goes_on_when_its_gate_allows(copied):
     wide, narrow = (f"gate: [{{metric: max_grad_norm, max: {bound}}}]," for bound in ("1.0e+9", "1.0e-9"))
     old = "rlvr1: {algorithm: grpo,"

@@ -161,6 +161,7 @@ def test_another_number_of_shards_gives_the_same_rows_and_trains_nothing(copied)
     assert "3 fresh" in plan
 
 
+@pytest.mark.long
 def test_another_model_makes_other_rows(copied):
     change(copied, "stages.sft.seed", 9)
     planned = copied.planned_jobs()
@@ -170,6 +171,7 @@ def test_another_model_makes_other_rows(copied):
     assert re.search(r"blend pairs: 4 responses of sft to \d+ prompts, in 2 jobs", plan)
 
 
+@pytest.mark.long
 def test_nothing_is_sampled_from_a_stage_whose_gate_says_stop(copied):
     change(copied, "stages.sft.gate", [{"metric": "final_loss", "max": 1e-6, "action": "stop"}])
     change(copied, "blends.pairs.source.seed", 5)

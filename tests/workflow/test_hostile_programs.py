@@ -220,7 +220,7 @@ def run_all(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-@pytest.fixture(scope="module", params=["as it is", "as another user"])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as another user", marks=pytest.mark.long)])
 def found(request) -> dict[str, list[str]]:
     environment = os.environ | {"HF_TOKEN": "SECRET", "HOME": "/nonexistent", "PYTHONPATH": f"{ROOT}:{SITE_PACKAGES}"}
     options = {"cwd": "/", "env": environment, "capture_output": True, "text": True}

@@ -52,6 +52,7 @@ def weights(tree, stage: str) -> dict:
     return load_file(tree.results / stage / "hf/model/model.safetensors")
 
 
+@pytest.mark.long
 def test_a_grid_of_shares_makes_a_model_of_each_point(tree):
     rlhf, rlvr1 = (weights(tree, part) for part in PARTS)
     for soup, share in zip(SOUPS, (0.25, 0.75), strict=True):

