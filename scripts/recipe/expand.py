@@ -1,7 +1,8 @@
 """Write a recipe's sweeps out as plain stages, before the recipe is validated.
 
 A stage's ``sweep`` makes variants: stages named by their differing settings. A ``parent`` may name a variant, all of
-them, the best or an earlier checkpoint; any other role names one of these, as ``{stage: NAME, best: SCORE}``.
+them, the best or an earlier checkpoint; any other role, or a generated blend's maker, names one of these, as
+``{stage: NAME, best: SCORE}``.
 Functions read the raw values of the file, over defaults.
 """
 
@@ -63,18 +64,23 @@ SWEEP_SCHEMA = {
         {**_VALUES, "description": "Points: a value for each key.", "items": {"type": "object"}},
     ]
 }
-PARENT_SCHEMA = {"anyOf": [{"type": "string"}, ParentChoice.model_json_schema(), {"type": "null"}]}
+START_SCHEMA = {"anyOf": [{"type": "string"}, ParentChoice.model_json_schema()]}
+PARENT_SCHEMA = {"anyOf": [*START_SCHEMA["anyOf"], {"type": "null"}]}
 
 
 def expand(data: Any) -> Any:
     """Return a recipe's raw values with sweeps written out as stages; leave values of wrong shape unchanged."""
-    stages = data.get("stages") if isinstance(data, dict) else None
-    if not isinstance(stages, dict) or not any(map(_is_swept, stages.values())):
+    stages, blends = (data.get(key) if isinstance(data, dict) else None for key in ("stages", "blends"))
+    blends = blends if isinstance(blends, dict) else {}
+    starts = [start for blend in blends.values() for _, found in _makers(blend) for start in found]
+    if not isinstance(stages, dict) or not (any(map(_is_swept, stages.values())) or any(map(_is_start, starts))):
         return data
     expansion = _Expansion(stages)
     for name in stages:
         expansion.names_of(name)
+    made = {name: expansion.made_by(name, blend) for name, blend in blends.items()}
     expanded = data | {"stages": expansion.stages} | {key: getattr(expansion, key) for key in MADE}
+    expanded |= {"blends": made} if made else {}
     evaluation = data.get("evaluation")
     if isinstance(evaluation, dict) and isinstance(evaluation.get("stages"), list):
         scored = [name for stage in evaluation["stages"] for name in expansion.names.get(stage, [stage])]
@@ -96,6 +102,16 @@ def _with_members(stage: dict[str, Any]) -> Iterator[Any]:
 def _is_start(value: Any) -> bool:
     """Whether a value names variants or checkpoints of a stage."""
     return isinstance(value, dict) and "stage" in value and value.keys() <= ParentChoice.model_fields.keys()
+
+
+def _makers(blend: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Yield the keys of a blend that name models, with the starts named."""
+    for key in ("source.by", "select.rank.by"):
+        value = blend
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            yield key, value if isinstance(value, list) else [value]
 
 
 class _Expansion:
@@ -145,6 +161,14 @@ class _Expansion:
             if len(variants) == 1:
                 raise invalid("there is no sweep to choose the best of; leave it out", f"stages.{name}.best")
             self._choose(name, str(stage["best"]), self.names[name])
+
+    def made_by(self, name: str, blend: Any) -> Any:
+        """Return a blend with names of stages, checkpoints or choices in place of the models' starts."""
+        for key, starts in _makers(blend):
+            found = [(start, self._parents(f"blends.{name}.{key}", start)) for start in starts]
+            names = [each or start for start, named in found for each in named.values()]
+            blend = merge(blend, nested(key, names[0] if len(names) == 1 else names))
+        return blend
 
     def _named(self, at: str, value: Any) -> Any:
         """Return a setting with names of stages, checkpoints or choices in place of the starts, but for the parent."""

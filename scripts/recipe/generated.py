@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, WithJsonSchema, field_validator, model_validator
 
+from scripts.recipe.expand import START_SCHEMA
 from scripts.recipe.gym_release import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.source import Operator, Share
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("environment", "reward", "score", "tokens", "cut", "sample", "model", "pass_rate")
 """What `filter` may ask about: a response's columns in judged.parquet, and its prompt's pass rate."""
+Start = Annotated[Name, WithJsonSchema(START_SCHEMA)]
 Part = matching(r"^[1-9]\d{0,3} of [1-9]\d{0,3}$")
 
 
@@ -23,7 +25,7 @@ class GeneratedSource(Sampling):
     """Responses of models to a blend's training prompts, none of them held out."""
 
     kind: Literal["generated"]
-    by: Name | Annotated[list[Name], Field(min_length=1)]
+    by: Start | Annotated[list[Start], Field(min_length=1)]
     """Stages, checkpoints, choices or pretrained models that respond; of several, the responses are mixed."""
     prompts: Name
     """The blend of the prompts; its environments reward the responses."""
@@ -130,7 +132,7 @@ class Band(PassRate):
 class Rank(Strict):
     """Another judge than the rewards."""
 
-    by: Name
+    by: Start
     """A stage of algorithm reward, or a pretrained reward model, whose scores order the responses."""
 
 

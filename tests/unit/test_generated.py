@@ -327,3 +327,49 @@ def test_plan_and_budget_count_the_sampling_of_64_nodes(edited, tmp_path):
     small = site.model_copy(update={"slurm": site.slurm.model_copy(update={"budget_gpu_hours": 1000.0})})
     assert "sampling 2,048" in refusal(check_budget, replace(project, site=small), stages={"rlvr2"})
     assert "sampling" not in refusal(check_budget, replace(project, site=small), stages={"rlvr1"})
+
+
+SWEPT = ("sft: {max_num_steps: 120}", "sft: {max_num_steps: 120}, sweep: {policy.optimizer.lr: [1.0e-3, 2.0e-3]}")
+VARIANTS = ["sft.lr-0.001", "sft.lr-0.002"]
+
+
+@pytest.mark.parametrize(
+    ("by", "makers"),
+    [
+        ("{stage: sft, best: held_out_mean}", ["sft.best-held_out_mean"]),
+        ("{stage: sft, each: true}", VARIANTS),
+        ("[{stage: sft, each: true}, {stage: sft, best: held_out_mean}]", [*VARIANTS, "sft.best-held_out_mean"]),
+        ("sft.lr-0.001", ["sft.lr-0.001"]),
+        (
+            "[{stage: sft.lr-0.001, checkpoint: 60}, {stage: sft.lr-0.002}]",
+            ["sft.lr-0.001.step-60", "sft.lr-0.002"],
+        ),
+    ],
+)
+def test_variants_their_best_or_a_checkpoint_respond(edited, by, makers):
+    parent = ("parent: sft", "parent: {stage: sft, best: held_out_mean}")
+    recipe = edited("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, parent)
+    assert recipe.blends["best"].generated.models == makers
+    assert {*makers} <= {*recipe.stages, *recipe.checkpoints, *recipe.choices}
+    assert recipe.stages_before("rft") == {*VARIANTS}
+
+
+def test_a_checkpoint_of_a_stage_without_a_sweep_responds(edited):
+    recipe = edited("tiny-rft", ("by: sft", "by: {stage: sft, checkpoint: 60}"))
+    assert recipe.blends["best"].generated.models == ["sft.step-60"]
+    assert recipe.stages["sft"].checkpointing.keep_steps == [60]
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("sft", "sft has variants: start from one (sft.lr-0.001)"),
+        ("{stage: sft}", "sft has variants: say each: true, or best: held_out_mean"),
+        ("{stage: stf, best: held_out_mean}", "no stage is named stf; did you mean sft"),
+    ],
+)
+def test_variants_are_not_chosen_from_in_silence(refused, by, says):
+    said = refused(
+        "tiny-rft", ("by: sft", f"by: {by}"), SWEPT, ("parent: sft", "parent: {stage: sft, best: held_out_mean}")
+    )
+    assert says in said and "blends.best.source.by" in said
