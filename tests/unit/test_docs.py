@@ -10,6 +10,7 @@ from docs import build
 from docs.schema import MODELS
 from scripts.commands.arguments import command_parser
 from scripts.recipe.config import Config
+from scripts.recipe.load import load_recipe
 from tests.conftest import ROOT
 
 PAGES = [
@@ -84,3 +85,10 @@ def test_the_page_on_the_architecture_names_every_room_and_few_words():
     assert {name for name in shown if f"`{name}`" not in rooms} == set()
     terms = [term for line in words.splitlines()[4:] for term in line.split("|")[1].split(",")]
     assert len(terms) == len(set(terms)) <= 25
+
+
+def test_the_recipe_on_the_front_page_is_valid(tmp_path):
+    (shown,) = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(shown)
+    assert [*load_recipe(recipe).stages] == ["sft", "rlvr"]
