@@ -200,6 +200,8 @@ class _Expansion:
         if wanted.each and wanted.best:
             raise invalid("says each and best; leave one out", at)
         if len(among) == 1:
+            if wanted.best:
+                raise invalid(f"{wanted.stage} has no variants to choose the best of; leave it out", f"{at}.best")
             return {"": among[0]}
         if wanted.each:
             return {start.removeprefix(f"{wanted.stage}."): start for start in among}

@@ -113,7 +113,7 @@ def _verdicts(
     for verdict, chain in found.values():
         variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
         unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen, so"
-        unchosen += " that score flatters."
+        unchosen += " its score is an overestimate."
         yield {
             "verdict": verdict,
             "selection": selection_sentences(results, chain) or ([unchosen] if variants else []),

@@ -1,4 +1,4 @@
-"""Sentences on a choice: scores that chose a stage flatter it, the test split's score does not."""
+"""Sentences on a choice: scores that chose a stage overestimate it, the test split's score does not."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def selection_sentences(results: Path, chain: list[str]) -> list[str]:
             key = each["identity"], each["step"]
             if among > 1 and each["name"] in choice["chosen"] and key in trained:
                 chosen = f"{each['name']} was chosen among {among} by {choice['by']}"
-                says.append(f"{chosen}, on the rows that scores are shown for, so they flatter.")
+                says.append(f"{chosen}, on the rows scored here, so the scores overestimate it.")
                 ends += [StagePaths(path.parent)] if key == trained[-1] else []
     test = next((found for folder in ends if (found := read_if_there(folder.test, Evaluation))), None)
     if test is not None:
@@ -26,7 +26,7 @@ def selection_sentences(results: Path, chain: list[str]) -> list[str]:
         figure = f"{mean['after']:.2f} after {chain[-1]}, {mean['before']:.2f} of the model that the chain started from"
         if change:
             figure += f" ({change['value']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
-        says.append(f"On the test split, by which nothing was chosen: {figure}.")
+        says.append(f"On the test split, which no choice has used: {figure}.")
     elif says:
-        says.append("A figure that nothing was chosen by: evaluation.test: true in the recipe, test: N in a blend.")
+        says.append("For a score without this bias, set evaluation.test: true in the recipe and test: N in a blend.")
     return list(dict.fromkeys(says))

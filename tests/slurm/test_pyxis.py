@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.containers import SCRIPT, places_of
+from tests.conftest import ROOT
 from tests.slurm import containers
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_chain import NemoRlChain
@@ -153,6 +155,27 @@ def changed(chain: ContainerChain, **parts: dict | list) -> None:
     for name, part in parts.items():
         site[name] = site[name] + part if isinstance(part, list) else site[name] | part
     path.write_text(yaml.safe_dump(site))
+
+
+def test_the_script_for_vllm_of_an_image_runs_its_python_in_the_project(chain):
+    """The script of docs/generated.md within a job's step, as Snakemake's plugin runs a shard."""
+    (script,) = re.findall(r"```sh\n(#!.*?)```", (ROOT / "docs/generated.md").read_text(), flags=re.DOTALL)
+    mounts = ",".join(yaml.safe_load((chain.root / "config/sites/double.yaml").read_text())["mounts"])
+    for pattern, place in (
+        (r"/lustre/images/\S+", chain.root / "train.sqsh"),
+        ("/lustre:/lustre", mounts),
+        (r"/opt/ray_venvs/\S+", sys.executable),
+    ):
+        script, count = re.subn(pattern, str(place), script)
+        assert count == 1
+    python = chain.root / "vllm-python"
+    python.write_text(script)
+    python.chmod(0o755)
+    said = "import os; from scripts.generated.sample import ENGINES; print(*ENGINES, os.environ['IMAGE_SAYS'])"
+    step = shlex.join([*("srun", "--quiet", "--chdir", str(chain.root), str(python), "-c"), said])
+    job = ["sbatch", "--wait", "--nodes=1", f"--output={chain.root}/said", f"--wrap={step}"]
+    subprocess.run(job, env=chain.environment, check=True, capture_output=True)
+    assert (chain.root / "said").read_text().split() == ["transformers", "vllm", "train"]
 
 
 @pytest.mark.long

@@ -302,13 +302,13 @@ def test_a_kill_at_any_moment_leaves_no_choice_that_is_not_whole(tmp_path, monke
 # What is said of the scores
 
 
-def test_scores_of_what_was_chosen_by_them_are_said_to_flatter(tmp_path, program):
+def test_scores_of_what_was_chosen_by_them_are_said_to_overestimate(tmp_path, program):
     for name, right in (("x", 18), ("y", 20), ("y.step-1", 20)):
         make(tmp_path, name, {A: [1] * right + [0] * (20 - right)})
     assert selection_sentences(tmp_path, ["x", "y"]) == []
     program("x", "y")
     flatters, honest = selection_sentences(tmp_path, ["sft", "y"])
-    assert flatters == "y was chosen among 2 by held_out_mean, on the rows that scores are shown for, so they flatter."
+    assert flatters == "y was chosen among 2 by held_out_mean, on the rows scored here, so the scores overestimate it."
     assert "evaluation.test: true" in honest
     assert selection_sentences(tmp_path, ["x"]) == [], "nobody chose it"
     assert selection_sentences(tmp_path, ["best"])[0] == flatters
@@ -316,7 +316,7 @@ def test_scores_of_what_was_chosen_by_them_are_said_to_flatter(tmp_path, program
     tested.evaluation.rename(tested.test)
     says = selection_sentences(tmp_path, ["y", "child"])
     figures = "0.60 after child, 0.20 of the model that the chain started from (+0.40, 95 % interval +0."
-    assert says[1].startswith(f"On the test split, by which nothing was chosen: {figures}")
+    assert says[1].startswith(f"On the test split, which no choice has used: {figures}")
     assert len(says) == 2
 
 
@@ -326,16 +326,16 @@ def test_the_overview_the_summary_and_the_card_say_what_was_chosen(chain):
     page = chain / "overview.html"
     sync_configs(load_recipe(SHORT), chain)
     write_overview(chain, Lineage(parents, sweep_of), page)
-    assert "rlvr1 has the highest score of 2 variants, none of which was chosen, so that score" in page.read_text()
+    assert "rlvr1 has the highest score of 2 variants, none of which was chosen, so its score is" in page.read_text()
     record = read_json(chain / "rlvr1/ckpt/record.json")
     best = {"name": "rlvr1", **{key: record[key] for key in ("identity", "step")}, "content": "0", "left_out": None}
     best |= {"score": 0.5, "low": None, "high": None, "difference": None, "tied": False}
     choice = {"stage": "rl", "by": "held_out_mean", "chosen": ["rlvr1"]}
     write_json(chain / "rl.best/choice.json", choice | {"candidates": [best, best | {"name": "other"}]})
     write_json(chain / "rl.best/test.json", read_json(chain / "rlvr1/eval.json"))
-    flatters = "rlvr1 was chosen among 2 by held_out_mean, on the rows that scores are shown for, so they flatter."
+    flatters = "rlvr1 was chosen among 2 by held_out_mean, on the rows scored here, so the scores overestimate it."
     write_overview(chain, Lineage(parents, sweep_of), page)
-    assert flatters in page.read_text() and "On the test split, by which nothing was chosen: 0.5" in page.read_text()
+    assert flatters in page.read_text() and "On the test split, which no choice has used: 0.5" in page.read_text()
     sft, rlvr1 = rows_of([StagePaths(chain / "sft"), StagePaths(chain / "rlvr1")])
     assert "selection" not in sft and rlvr1["selection"].startswith(flatters)
     assert flatters in str(model_card(chain / "rlvr1/hf"))
