@@ -99,7 +99,7 @@ def commands_page() -> str:
 def main() -> None:
     """Write every page."""
     os.environ["COLUMNS"] = "88"  # of the help
-    repository = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["repo_url"]
+    repository = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["extra"]["repository"]
     pages = ROOT / "build/docs"
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("*.py", "*.yaml", "captions", "__pycache__"))
