@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,12 @@ def test_the_commands_are_listed_and_a_wrong_one_is_refused_with_their_names(clo
     assert all(f"\n    {command} " in listed for command in OPTIONS)
     wrong = clone.run("plans")
     assert wrong.returncode == 2 and "invalid choice: 'plans' (choose from 'init', 'plan'" in wrong.stderr
+
+
+def test_the_version_is_that_of_the_installed_package(capsys):
+    with pytest.raises(SystemExit) as end:
+        command_parser().parse_args(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"stagecoach {version('stagecoach-workflow')}\n")
 
 
 def test_help_waits_for_no_library():
