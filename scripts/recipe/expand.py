@@ -72,7 +72,7 @@ def expand(data: Any) -> Any:
     """Return a recipe's raw values with sweeps written out as stages; leave values of wrong shape unchanged."""
     stages, blends = (data.get(key) if isinstance(data, dict) else None for key in ("stages", "blends"))
     blends = blends if isinstance(blends, dict) else {}
-    starts = [start for blend in blends.values() for _, found in _makers(blend) for start in found]
+    starts = [start for blend in blends.values() for _, by in _makers(blend) for start in _listed(by)]
     if not isinstance(stages, dict) or not (any(map(_is_swept, stages.values())) or any(map(_is_start, starts))):
         return data
     expansion = _Expansion(stages)
@@ -104,14 +104,18 @@ def _is_start(value: Any) -> bool:
     return isinstance(value, dict) and "stage" in value and value.keys() <= ParentChoice.model_fields.keys()
 
 
-def _makers(blend: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the keys of a blend that name models, with the starts named."""
+def _listed(by: Any) -> list[Any]:
+    return by if isinstance(by, list) else [by]
+
+
+def _makers(blend: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a blend that name models, with their values."""
     for key in ("source.by", "select.rank.by"):
         value = blend
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            yield key, value if isinstance(value, list) else [value]
+            yield key, value
 
 
 class _Expansion:
@@ -164,10 +168,10 @@ class _Expansion:
 
     def made_by(self, name: str, blend: Any) -> Any:
         """Return a blend with names of stages, checkpoints or choices in place of the models' starts."""
-        for key, starts in _makers(blend):
-            found = [(start, self._parents(f"blends.{name}.{key}", start)) for start in starts]
+        for key, by in _makers(blend):
+            found = [(start, self._parents(f"blends.{name}.{key}", start)) for start in _listed(by)]
             names = [each or start for start, named in found for each in named.values()]
-            blend = merge(blend, nested(key, names[0] if len(names) == 1 else names))
+            blend = merge(blend, nested(key, names if isinstance(by, list) or len(names) > 1 else names[0]))
         return blend
 
     def _named(self, at: str, value: Any) -> Any:
