@@ -14,6 +14,8 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.judged import NL2BASH, JudgedChain
 from tests.slurm.nemo_rl_chain import STEPS
 
+pytestmark = pytest.mark.long
+
 STRUCK_AFTER, REQUEUED_AFTER = 2, 4
 
 
@@ -37,7 +39,6 @@ def chain(possible, tmp_path_factory):
             chain.elsewhere.stop()
 
 
-@pytest.mark.long
 def test_a_killed_replica_is_an_outage_and_the_next_attempt_goes_on_from_the_checkpoint(chain):
     assert len(chain.attempts("rlvr1")) == 3, chain.output
     first, second, third = chain.attempts("rlvr1")

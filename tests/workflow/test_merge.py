@@ -15,7 +15,10 @@ from scripts.report.chain import read_chain
 from scripts.report.verify import verify
 from scripts.stage.attempts import read_attempts
 
-pytestmark = pytest.mark.skipif(find_spec("mergekit") is None, reason="envs/trl.txt is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_spec("mergekit") is None, reason="envs/trl.txt is not installed"),
+]
 PARTS = ("rlhf", "rlvr1")
 SOUPS = ("soup.rlvr1-0.25.rlhf-0.75", "soup.rlvr1-0.75.rlhf-0.25")
 MERGES = {
@@ -52,7 +55,6 @@ def weights(tree, stage: str) -> dict:
     return load_file(tree.results / stage / "hf/model/model.safetensors")
 
 
-@pytest.mark.long
 def test_a_grid_of_shares_makes_a_model_of_each_point(tree):
     rlhf, rlvr1 = (weights(tree, part) for part in PARTS)
     for soup, share in zip(SOUPS, (0.25, 0.75), strict=True):

@@ -5,7 +5,10 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="envs/trl.txt is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="envs/trl.txt is not installed"),
+]
 RLHF = "rlhf: {algorithm: grpo, parent: sft, blend: rlhf"
 
 
