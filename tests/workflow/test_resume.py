@@ -177,6 +177,7 @@ def gym_server(trainer: psutil.Process) -> psutil.Process:
     return server
 
 
+@pytest.mark.long
 @needs_gym
 def test_a_stage_whose_gym_server_is_killed_goes_on_to_the_weights_it_has_by_the_verifier_here(copied):
     with (copied.root / "config/sites/laptop.yaml").open("a") as site:
