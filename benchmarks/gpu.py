@@ -110,6 +110,11 @@ def write_recipe(setting: Setting, model: str, path: Path) -> None:
     path.write_text(yaml.safe_dump(recipe, sort_keys=False), encoding="utf-8")
 
 
+def results_of(name: str) -> Path:
+    """The folder of a setting's results."""
+    return ROOT / f"results/gpu-{name}"
+
+
 def lacking(setting: Setting, gpus: int) -> str | None:
     """What the setting needs and this machine has not."""
     if setting.gpus > gpus:
@@ -120,7 +125,7 @@ def lacking(setting: Setting, gpus: int) -> str | None:
 
 def train(setting: Setting, site: Path, model: str, log: Path, seconds: float) -> str | None:
     """Train a setting's stages in so many seconds; why it failed, None where it did not, OVER for lack of time."""
-    results = ROOT / "results" / f"gpu-{setting.name}"
+    results = results_of(setting.name)
     shutil.rmtree(results, ignore_errors=True)
     recipe = site.with_name(f"{setting.name}.yaml")
     write_recipe(setting, model, recipe)
@@ -166,15 +171,14 @@ def crowd(is_crowded: bool) -> Iterator[None]:
     """Hold the first GPU's memory but for 1 GiB."""
     taken = torch.empty(torch.cuda.mem_get_info()[0] - 2**30, dtype=torch.uint8, device="cuda") if is_crowded else None
     yield
-    if taken is not None:
-        del taken
-        torch.cuda.empty_cache()
+    del taken
+    torch.cuda.empty_cache()
 
 
 def difference(setting: Setting, other: str) -> str:
     """The largest difference of any weight of two settings' last checkpoints."""
     weights = "rlvr/ckpt/weights/adapter_model.safetensors"
-    ours, others = (ROOT / f"results/gpu-{name}" / weights for name in (setting.name, other))
+    ours, others = (results_of(name) / weights for name in (setting.name, other))
     if not others.is_file():
         return f"not compared: {other} was not trained"
     pairs = zip(load_file(ours).values(), load_file(others).values(), strict=True)
@@ -184,7 +188,7 @@ def difference(setting: Setting, other: str) -> str:
 
 def seconds_a_step(setting: Setting) -> str:
     """The last step's seconds of each stage."""
-    logs = [ROOT / f"results/gpu-{setting.name}/{stage}/run/metrics.jsonl" for stage in ("sft", "rlvr")]
+    logs = [results_of(setting.name) / stage / "run/metrics.jsonl" for stage in ("sft", "rlvr")]
     last = [json.loads(log.read_text().splitlines()[-1])["seconds"] for log in logs if log.is_file()]
     return ", ".join(f"{each:.2f}" for each in last)
 

@@ -30,13 +30,14 @@ if [ "${1:-}" = --wheels ]; then
     shift 2
 fi
 
-SEES_GPU='import torch; assert torch.cuda.is_available(); print(torch.__path__[0].removesuffix("/torch"))'
-VERSION='import torch; print(torch.__version__.split("+")[0])'
+SEES_GPU='import torch; assert torch.cuda.is_available()
+print(torch.__version__.split("+")[0], torch.__path__[0].removesuffix("/torch"))'
 if [ ! -e .venv/installed ]; then
     "$PYTHON" -m venv --clear .venv
     if there=$("$PYTHON" -c "$SEES_GPU" 2> /dev/null); then
-        echo "$there" > "$(.venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
-        sed -i "s/^torch==.*/torch==$("$PYTHON" -c "$VERSION")/" envs/trl.txt # a training is refused with another torch
+        read -r version folder <<< "$there"
+        echo "$folder" > "$(.venv/bin/python -c 'import site; print(site.getsitepackages()[0])')/torch.pth"
+        sed -i "s/^torch==.*/torch==$version/" envs/trl.txt # a training is refused with another torch
         grep -v ^torch= envs/trl.txt | .venv/bin/python -m pip install --quiet "${REQUIREMENTS[@]}" --requirement /dev/stdin
     else
         .venv/bin/python -m pip install --quiet "${REQUIREMENTS[@]}" --requirement envs/trl.txt

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+DISTRIBUTION = "stagecoach-workflow"
 PACKAGE, ENVIRONMENTS = "scripts.backends", "scripts.rewards.environments"
 
 

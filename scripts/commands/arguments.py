@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 
-from scripts.installed import version_of
+from scripts.installed import DISTRIBUTION, version_of
 
 CONFIG = Path("config/config.yaml")
 
@@ -41,7 +41,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stagecoach", description="Plan, watch, check, compare and trace the stages of a recipe."
     )
-    version = f"%(prog)s {version_of('stagecoach-workflow') or '(not installed)'}"
+    version = f"%(prog)s {version_of(DISTRIBUTION) or '(not installed)'}"
     parser.add_argument("--version", action="version", version=version)
     parser.add_argument("--directory", help="a folder of the project (default: the working directory)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

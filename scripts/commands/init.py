@@ -10,7 +10,7 @@ from string import Template
 
 from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
-from scripts.installed import version_of
+from scripts.installed import DISTRIBUTION, version_of
 from scripts.recipe.load import load_recipe
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import installation
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     root, target = installation(), arguments.directory
     if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {".git"}):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    if (version := version_of("stagecoach-workflow")) is None:
+    if (version := version_of(DISTRIBUTION)) is None:
         raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README")
     installed, recipe_file = version.partition("+")[0], _shipped("recipe", arguments.recipe)
     recipe = load_recipe(recipe_file)
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         "version": installed,
         "recipe": recipe_file.name,
         "site": site.name,
-        "requirement": f"stagecoach-workflow{'[trl]' if 'trl' in backends else ''}=={installed}",
+        "requirement": f"{DISTRIBUTION}{'[trl]' if 'trl' in backends else ''}=={installed}",
         "options": " --profile slurm" if "\nslurm:" in site.read_text(encoding="utf-8") else "",
     }
     shutil.copytree(root / "profiles", target / "profiles", dirs_exist_ok=True)

@@ -2,8 +2,7 @@
 
 A stage's ``sweep`` makes variants: stages named by their differing settings. A ``parent`` may name a variant, all of
 them, the best or an earlier checkpoint; any other role, or a generated blend's maker, names one of these, as
-``{stage: NAME, best: SCORE}``.
-Functions read the raw values of the file, over defaults.
+``{stage: NAME, best: SCORE}``. Functions read the raw values of the file, over defaults.
 """
 
 import re

@@ -12,13 +12,13 @@ from typing import Any
 
 from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, sha256_file, sha256_text
+from scripts.installed import DISTRIBUTION
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, ExportRecord, Manifest, Origins, SourceRecord, read_if_there, read_record
 from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
-PACKAGE = "stagecoach-workflow"
 PATIENCE = 30.0
 
 
@@ -33,7 +33,7 @@ def code_revision(root: Path | None = None) -> dict[str, Any]:
     commit = head if head and Path(top).resolve() == root.resolve() else None
     changes = git(root, "status", "--porcelain", "--", *CODE) if commit else None
     code = {"commit": commit, "dirty": None if changes is None else bool(changes)}
-    for package in distributions(name=PACKAGE, path=[str(root.parent)]):
+    for package in distributions(name=DISTRIBUTION, path=[str(root.parent)]):
         installed = {str(file): file.hash.value for file in package.files or () if file.hash}
         ours = {name: urlsafe_b64encode(bytes.fromhex(sha256)) for name, sha256 in hashes.items()}  # as PEP 376 has it
         same = all(installed.get(f"{root.name}/{name}") == ours[name].decode().rstrip("=") for name in ours)

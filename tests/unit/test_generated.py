@@ -330,6 +330,7 @@ def test_plan_and_budget_count_the_sampling_of_64_nodes(edited, tmp_path):
 
 
 SWEPT = ("sft: {max_num_steps: 120}", "sft: {max_num_steps: 120}, sweep: {policy.optimizer.lr: [1.0e-3, 2.0e-3]}")
+CHILD = ("parent: sft", "parent: {stage: sft, best: held_out_mean}")
 VARIANTS = ["sft.lr-0.001", "sft.lr-0.002"]
 
 
@@ -347,8 +348,7 @@ VARIANTS = ["sft.lr-0.001", "sft.lr-0.002"]
     ],
 )
 def test_variants_their_best_or_a_checkpoint_respond(edited, by, makers):
-    parent = ("parent: sft", "parent: {stage: sft, best: held_out_mean}")
-    recipe = edited("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, parent)
+    recipe = edited("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, CHILD)
     assert recipe.blends["best"].generated.models == makers
     assert {*makers} <= {*recipe.stages, *recipe.checkpoints, *recipe.choices}
     assert recipe.stages_before("rft") == {*VARIANTS}
@@ -369,7 +369,5 @@ def test_a_checkpoint_of_a_stage_without_a_sweep_responds(edited):
     ],
 )
 def test_variants_are_not_chosen_from_in_silence(refused, by, says):
-    said = refused(
-        "tiny-rft", ("by: sft", f"by: {by}"), SWEPT, ("parent: sft", "parent: {stage: sft, best: held_out_mean}")
-    )
+    said = refused("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, CHILD)
     assert says in said and "blends.best.source.by" in said
