@@ -43,8 +43,7 @@ lint: setup
 	@$(VENV)/bin/hadolint containers/*.Dockerfile
 
 docs: setup $(VENV)/docs
-	@$(VENV)/bin/python -m docs.build
-	@$(VENV)/bin/zensical build --strict --clean
+	@REPOSITORY="$$($(VENV)/bin/python -m docs.build)" && export REPOSITORY && $(VENV)/bin/zensical build --strict --clean
 
 $(VENV)/docs: envs/docs.txt | $(INSTALLED)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
@@ -53,7 +52,11 @@ $(VENV)/docs: envs/docs.txt | $(INSTALLED)
 schema: setup
 	@$(VENV)/bin/python -m docs.schema
 
-setup: $(INSTALLED)
+setup: $(INSTALLED) $(VENV)/package
+
+$(VENV)/package: pyproject.toml | $(INSTALLED)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 $(INSTALLED): $(REQUIREMENTS)
 	@command -v $(PYTHON) > /dev/null || { echo "error: no $(PYTHON) here; install Python 3.11, or name its path: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -61,7 +64,6 @@ $(INSTALLED): $(REQUIREMENTS)
 	@echo "Installing pinned requirements into $(VENV) (once, some minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(REQUIREMENTS:%=--requirement %)
-	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
 gym: $(GYM)/installed

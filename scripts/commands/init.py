@@ -1,22 +1,27 @@
 """Make a project: a folder with config, recipe, site, profiles and a Snakefile of the installed Stagecoach."""
 
 import argparse
+import json
 import os
 import re
 import shlex
 import shutil
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
 
 from scripts.commands.arguments import calling_folder
 from scripts.errors import UserError
-from scripts.installed import DISTRIBUTION, version_of
+from scripts.installed import DISTRIBUTION
 from scripts.recipe.load import load_recipe
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import installation
 
 TEMPLATES = Path(__file__).with_name("template")
 PLACES = {"gitignore": ".gitignore", "config.yaml": "config/config.yaml"}
+ELSEWHERE = """\
+# Installed from the place behind the @ when the project was made. Where nobody can read the place, make a wheel in a
+# clone of the same commit and write the wheel's address there:  python -m pip wheel --no-deps --wheel-dir wheel ."""
 NAMED = re.compile(r"config/(?:environments|templates)/[\w.-]+")
 
 
@@ -25,20 +30,16 @@ def run(arguments: argparse.Namespace) -> None:
     root, target = installation(), arguments.directory
     if target.exists() and (not target.is_dir() or {path.name for path in target.iterdir()} - {".git"}):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
-    if (version := version_of(DISTRIBUTION)) is None:
-        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README")
-    installed, recipe_file = version.partition("+")[0], _shipped("recipe", arguments.recipe)
+    recipe_file = _shipped("recipe", arguments.recipe)
     recipe = load_recipe(recipe_file)
     backends = {stage.backend for stage in recipe.stages.values()}
     site = _shipped("site", arguments.site or ("h100" if "nemo_rl" in backends else "laptop"))
     values = {
         "name": target.absolute().name,
-        "version": installed,
         "recipe": recipe_file.name,
         "site": site.name,
-        "requirement": f"{DISTRIBUTION}{'[trl]' if 'trl' in backends else ''}=={installed}",
         "options": " --profile slurm" if "\nslurm:" in site.read_text(encoding="utf-8") else "",
-    }
+    } | _pin(f"{DISTRIBUTION}{'[trl]' if 'trl' in backends else ''}")
     shutil.copytree(root / "profiles", target / "profiles", dirs_exist_ok=True)
     (target / "slurm").symlink_to("profiles/slurm")
     for template in TEMPLATES.iterdir():
@@ -53,6 +54,23 @@ def run(arguments: argparse.Namespace) -> None:
     shown = os.path.relpath(target, calling_folder())
     print(f"{shown} trains recipe {recipe.name} on site {site.stem}. Look at config/sites/{site.name}, then:")
     print(f"  cd {shlex.quote(shown)}\n  snakemake --dry-run\n  snakemake{values['options']}")
+
+
+def _pin(requirement: str) -> dict[str, str]:
+    """Return the installed version and pip's line for the same package, by version or, without an index, by place.
+
+    The place is in direct_url.json (PEP 610), which pip and uv write for all but packages of an index.
+    """
+    try:
+        installed = distribution(DISTRIBUTION)
+    except PackageNotFoundError:
+        raise UserError("Stagecoach is not installed in this Python, so nothing can be pinned; see README") from None
+    pin = {"version": installed.version, "requirement": f"{requirement}=={installed.version}"}
+    if origin := json.loads(installed.read_text("direct_url.json") or "{}"):
+        commit = origin.get("vcs_info", {}).get("commit_id")
+        place = f"git+{origin['url']}@{commit}" if commit else origin["url"]
+        pin["requirement"] = f"{ELSEWHERE}\n{requirement} @ {place}"
+    return pin
 
 
 def _shipped(kind: str, name: str) -> Path:

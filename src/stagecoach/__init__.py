@@ -14,12 +14,11 @@ ROOT = _HERE if (_HERE / "Snakefile").is_file() else _HERE.parents[1]
 
 def snakefile(pinned: str) -> str:
     """The path of the workflow's Snakefile; SystemExit, in one line, where another version is installed."""
-    installed = __version__.partition("+")[0]
-    if pinned != installed:
+    if pinned != __version__:
         raise SystemExit(
-            f"error: this project is pinned to {PACKAGE} {pinned}, and {installed} is installed: python -m pip install "
-            f"{PACKAGE}=={pinned}; or write {installed} into Snakefile and requirements.txt, then look at "
-            "`snakemake --dry-run`, and at the changelog for why a stage trains again"
+            f"error: this project is pinned to {PACKAGE} {pinned}, and {__version__} is installed: "
+            f"python -m pip install {PACKAGE}=={pinned}; or write {__version__} into Snakefile and requirements.txt, "
+            "then look at `snakemake --dry-run`, and at the changelog for why a stage trains again"
         )
     return str(ROOT / "Snakefile")
 

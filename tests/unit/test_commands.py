@@ -45,7 +45,7 @@ class Clone:
     def __init__(self, root: Path) -> None:
         root.mkdir()
         self.root, self.command = root, root / ".venv/bin/stagecoach"
-        for name in ("Makefile", "envs", "scripts", "config"):
+        for name in ("Makefile", "pyproject.toml", "envs", "scripts", "config"):
             (root / name).symlink_to(ROOT / name)
         (root / "python").write_text(PYTHON)
         (root / "python").chmod(0o755)

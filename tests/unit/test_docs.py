@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -76,6 +78,40 @@ def test_the_reference_has_every_key_and_option():
     keys = set(re.findall(r"^\| `(\w+)` \|", build.settings_page("config"), re.MULTILINE))
     assert keys >= set(Config.model_fields)
     assert "--no-verify" in build.commands_page()
+
+
+def test_the_reference_names_places_in_the_file_and_no_class():
+    headings = re.findall(r"^## (.*) \{#\w+\}$", build.settings_page("recipe"), re.MULTILINE)
+    assert "`stages.NAME.policy.optimizer`" in headings and "`stages.NAME` with `algorithm: dpo`" in headings
+    assert [heading for heading in headings if not heading.startswith("`")] == []
+    assert len(headings) == len(set(headings))
+
+
+def test_package_changelog_and_pages_name_one_version():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1]
+    pins = re.compile(r"(?:stagecoach-workflow(?:\[\w+\])?==|--tag v|git tag v)(\d[\w.]*\w)")
+    named = {pin for page in PAGES for pin in pins.findall(page.read_text())}
+    assert (newest, named) == (version, {version})
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("git@github.com:someone/stagecoach.git", "https://github.com/someone/stagecoach"),
+        ("https://github.com/someone/stagecoach.git", "https://github.com/someone/stagecoach"),
+        ("ssh://git@host.org/group/sub/stagecoach", "https://host.org/group/sub/stagecoach"),
+        ("/clones/stagecoach", build.PLACEHOLDER),
+        (None, build.PLACEHOLDER),
+    ],
+)
+def test_the_sites_links_lead_to_the_checkouts_origin(remote, address, tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "ROOT", tmp_path)
+    monkeypatch.delenv("REPOSITORY", raising=False)
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    if remote:
+        subprocess.run(["git", "-C", tmp_path, "remote", "add", "origin", remote], check=True)
+    assert build.repository() == address
 
 
 def test_the_page_on_the_architecture_names_every_room_and_few_words():
