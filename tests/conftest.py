@@ -90,13 +90,14 @@ class Workflow:
         workflow.root, workflow.results = root, root / self.results.relative_to(self.root)
         return workflow
 
-    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess:
-        """Run a command in the tree; its output, both streams together, is in `stdout`."""
+    def run(self, *command: str, check: bool = True, typed: str | None = None) -> subprocess.CompletedProcess:
+        """Run a command in the tree, with `typed` as its input; its output, both streams together, is in `stdout`."""
         done = subprocess.run(
             command,
             cwd=self.root,
             env=self.environment,
             text=True,
+            input=typed,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             check=False,

@@ -1,4 +1,4 @@
-"""Count pro-words, which stand for nouns: ``python -m tests.words`` prints their share of the words, in percent.
+"""Count pro-words, which stand for nouns, and long sentences: ``python -m tests.words`` prints a line for each page.
 
 CONTRIBUTING.md sets the limit: at most 5.5 % in docstrings, in messages and on pages. A sentence with many of them reads as
 translated; the remedy is to name the noun. Code, tables of results and quoted settings are not counted.
@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 5.5
+LIMIT, LONG = 5.5, 30
 PRO_WORDS = frozenset(
     re.findall(r"\w+", "what that which it its one those them these such other others whose this they each itself own")
 )
+SENTENCE = re.compile(r"(?<=[.!?:;])\s+(?=[A-Z*\[(])|\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) ?)|[|]")
 SECTION = re.compile(r"\n\s*(?:Args|Returns|Parameters|Examples?|Raises):")
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "config/README.md")
 ERRORS = ("UserError", "CutOffError", "ExhaustedError", "Finding", "print")
@@ -46,6 +47,13 @@ def prose(path: Path) -> str:
     return re.sub(r"`[^`]*`|\]\([^)]*\)", " ", text)
 
 
+def long_sentences(path: Path) -> list[str]:
+    """Return a page's sentences, items and cells of more than 30 words; a quoted name counts as a word."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "\n\n", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)", "] ", re.sub(r"`[^`]*`", "X", text))
+    return [" ".join(each.split()) for each in SENTENCE.split(text) if len(re.findall(r"[\w'-]+", each)) > LONG]
+
+
 def share(texts: Iterator[str] | list[str]) -> float:
     """Return the share of pro-words among the words, in percent."""
     words = [word for text in texts for word in re.findall(r"[a-z']+", text.lower())]
@@ -64,11 +72,12 @@ def pages() -> list[Path]:
 
 
 def main() -> None:
-    """Print the shares of docstrings and messages in all, then of each page, the highest first."""
+    """Print the shares of docstrings and messages, then of each page with words and long sentences, the highest first."""
     print(f"{share([text for path in modules() for text in docstrings(path)]):5.1f} % docstrings")
     print(f"{share([text for path in modules() for text in messages(path)]):5.1f} % messages")
     for value, page in sorted(((share([prose(page)]), page) for page in pages()), reverse=True):
-        print(f"{value:5.1f} % {page.relative_to(ROOT)}")
+        words, long = len(page.read_text().split()), len(long_sentences(page))
+        print(f"{value:5.1f} % {words:6} words {long:3} sentences over {LONG} {page.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

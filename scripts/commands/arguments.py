@@ -29,7 +29,7 @@ def enter_project(directory: str | None) -> None:
     os.chdir(next((folder for folder in (here, *here.parents) if (folder / CONFIG).is_file()), here))
 
 
-KINDS = {"path": given_path, "text": lambda text: str(given_path(text)), "int": int}
+KINDS = {"path": given_path, "text": lambda text: str(given_path(text)), "int": int, "float": float}
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -57,6 +57,18 @@ def test_plain_snakemake_makes_everything_says_how_far_it_is_and_has_nothing_to_
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
+def test_chat_answers_as_the_stage_was_scored_and_says_where_an_answer_was_cut(finished):
+    rollouts = pd.read_parquet(finished.results / "rlvr1/rollouts.parquet")
+    asked = rollouts[~rollouts["prompt"].str.contains("\n")].head(5)
+    assert len(asked) == 5
+    messages = "".join(f"{prompt}\n\n" for prompt in asked["prompt"])
+    done = finished.run("stagecoach", "chat", "rlvr1", typed=messages)
+    answers = list(asked["response_after"].str.strip())
+    assert sum(answer in done.stdout for answer in answers) >= 4, (done.stdout, answers)  # a batch rounds otherwise
+    done = finished.run("stagecoach", "chat", "rlvr1", "--max-new-tokens", "1", typed="What is 3 + 4?\n")
+    assert "(cut after 1 tokens; more by --max-new-tokens)" in done.stdout
+
+
 def test_each_stage_of_a_mixed_chain_has_the_rules_that_it_is_for(fresh):
     fresh.edit("name: short", "name: short\nrelease: v0.7.0")
     fresh.edit(

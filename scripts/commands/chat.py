@@ -1,0 +1,75 @@
+"""Chat with a stage's export, by the chat template and the stop tokens of the stage."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from scripts.commands.project import Project, project_of
+from scripts.errors import UserError
+from scripts.recipe.load import check_stage_name
+from scripts.stage.paths import StagePaths
+
+HINT = "empty line: a new conversation; Ctrl-D: the end"
+LENGTH = 256
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Answer each line of the standard input, the conversation so far included."""
+    project = project_of(arguments)
+    check_stage_name(project.recipe, arguments.stage)
+    record = StagePaths(project.results / arguments.stage).export_record
+    if not record.exists():
+        raise UserError(f"stage {arguments.stage} has no export yet: snakemake {record}")
+    from transformers import TextStreamer  # noqa: PLC0415 - takes seconds
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
+
+    from scripts.evaluate.score import load_export  # noqa: PLC0415
+    from scripts.model.generate import Sampler  # noqa: PLC0415
+
+    disable_progress_bar()
+    sampler = Sampler(*load_export(record, "auto"), **_decoding(project, arguments))
+    streamer = TextStreamer(sampler.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    messages = [*opening]
+    for line in _lines():
+        if not line:
+            messages = [*opening]
+            continue
+        messages.append({"role": "user", "content": line})
+        row = {"responses_create_params": {"input": messages}}
+        inputs = sampler.tokenizer(sampler.render([row])[0], add_special_tokens=False, return_tensors="pt")
+        inputs = {key: value.to(sampler.model.device) for key, value in inputs.items() if key != "token_type_ids"}
+        output = sampler.model.generate(**inputs, generation_config=sampler.settings, streamer=streamer)
+        response = output[0, inputs["input_ids"].shape[1] :].tolist()
+        if response[-1] not in sampler.ends:
+            print(f"(cut after {len(response)} tokens; more by --max-new-tokens)", file=sys.stderr)
+        messages.append({"role": "assistant", "content": sampler.tokenizer.decode(response, skip_special_tokens=True)})
+
+
+def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the Sampler's settings: the stage's, over them those of held-out scores, over them the options."""
+    policy = getattr(project.recipe.settings_of(arguments.stage), "policy", None)
+    asked = {"temperature": 0.0, "chat_template_kwargs": policy.tokenizer.chat_template_kwargs if policy else {}}
+    asked["stop_token_ids"] = policy.generation.stop_token_ids if hasattr(policy, "generation") else []
+    if project.recipe.evaluation is not None:
+        asked |= project.recipe.evaluation.decoding
+    given = {"temperature": arguments.temperature, "max_new_tokens": arguments.max_new_tokens}
+    asked |= {name: value for name, value in given.items() if value is not None}
+    asked.pop("max_tool_calling_iterations", None)
+    return asked | {"seed": 0, "max_new_tokens": asked.get("max_new_tokens") or LENGTH}
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of the standard input; a terminal gets a prompt, and keys to edit a line."""
+    if not sys.stdin.isatty():
+        yield from map(str.strip, sys.stdin)
+        return
+    import readline  # noqa: F401, PLC0415
+
+    print(HINT)
+    while True:
+        try:
+            yield input("> ").strip()
+        except EOFError:
+            return
