@@ -1,4 +1,4 @@
-"""Runs side by side on one page: settings, scores with intervals of the differences, curves, costs."""
+"""Runs side by side on one page: data and settings, scores with intervals of the differences, curves, costs."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from scripts.errors import UserError
+from scripts.report.chain import starts_of
 from scripts.report.chart import COLOURS
 from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
@@ -18,6 +19,7 @@ from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_b
 from scripts.report.trained_stage import TrainedStage, changes_between, differing_settings
 from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
+from scripts.stage.tables import ROW
 
 WEIGHTS = (".safetensors", ".distcp")
 
@@ -58,12 +60,12 @@ class ComparedStage:
 
     @cached_property
     def is_identical(self) -> bool:
-        """Tell whether several runs published the same weights."""
+        """Tell whether several runs published the same weights, and scored them alike."""
         published = [
             {name: file for name, file in stage.record["files"].items() if name.endswith(WEIGHTS)}
             for stage in self.stages.values()
         ]
-        return self.is_shared and all(files == published[0] for files in published)
+        return self.is_shared and not self.apart and all(files == published[0] for files in published)
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -71,27 +73,48 @@ class ComparedStage:
         return list(figures_of({run: stage.metrics for run, stage in self.stages.items()}))
 
     @cached_property
-    def settings(self) -> list[tuple[str, list[Any]]]:
-        """The settings with different values."""
-        return differing_settings([stage.settings for stage in self.stages.values()])
+    def differing(self) -> list[tuple[str, list[Any]]]:
+        """The data, evaluation and settings with different values."""
+        return differing_settings([stage.facts | stage.settings for stage in self.stages.values()])
+
+    @cached_property
+    def unlike(self) -> dict[str, list[str]]:
+        """The differences of each run from the first in decoding and chat template; sampled seeds may differ."""
+        found, first = {}, self.stages[self.run].way
+        for run, stage in self.stages.items():
+            differing = differing_settings([first, stage.way]) if first and stage.way else []
+            found[run] = [f"{key} {another}, not {one}" for key, (one, another) in differing if key != "seed"]
+        return found
+
+    @cached_property
+    def apart(self) -> dict[str, str]:
+        """The reasons why a run's held-out scores are not comparable with the first run's, by run."""
+        found, keys, first = {}, ["environment", *ROW], self.stages[self.run].rollouts
+        for run, stage in self.stages.items():
+            why, rows = self.unlike[run], stage.rollouts
+            if first is not None and rows is not None:
+                both, most = len(first[keys].merge(rows[keys])), max(len(first), len(rows))
+                why = why + [f"{both} of {most} held-out rows are common"] * (both < most)
+            found |= {run: "; ".join(why)} if why else {}
+        return found
 
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores, the mean first."""
-        return self._differences(scores_of, [stage.rewards for stage in self.stages.values()])
+        return self._differences(scores_of, [stage.rollouts for stage in self.stages.values()])
 
     @cached_property
     def by_tag(self) -> list[Difference]:
         """The held-out scores by environment and tag."""
-        rewards = [stage.rewards for stage in self.stages.values()]
-        return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rewards])
+        rollouts = [stage.rollouts for stage in self.stages.values()]
+        return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rollouts])
 
     def _differences(
-        self, scores_in: Callable[..., list[Score]], rewards: list[pd.DataFrame | None]
+        self, scores_in: Callable[..., list[Score]], rollouts: list[pd.DataFrame | None]
     ) -> list[Difference]:
         table = scores_side_by_side([stage.evaluation for stage in self.stages.values()], scores_in)
-        first, *others = rewards
-        differences = [changes_between(first, rewards) for rewards in others]
+        asked = [None if self.unlike[run] else rows for run, rows in zip(self.stages, rollouts, strict=True)]
+        differences = [changes_between(rollouts[0], rows) for rows in asked[1:]]
         return [
             Difference(
                 name,
@@ -107,9 +130,9 @@ class ComparedStage:
         return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def _of_tags(rewards: pd.DataFrame) -> pd.DataFrame:
+def _of_tags(rollouts: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of each tag, as rows of an environment that the tag names."""
-    rows = rewards.explode("tags").dropna(subset="tags")
+    rows = rollouts.explode("tags").dropna(subset="tags")
     return rows.assign(environment=rows["environment"].map(short_name) + ": " + rows["tags"].astype(str))
 
 
@@ -119,14 +142,14 @@ def read_run(results: Path) -> Run:
     for path in sorted(results.glob("*/ckpt/record.json")):
         stage = TrainedStage(StagePaths(path.parent.parent))
         try:
-            found[stage.paths.name] = stage.read("row", "settings", "benchmarks", "rewards")
+            found[stage.paths.name] = stage.read("row", "settings", "facts", "benchmarks")
         except UserError as error:
             damaged[stage.paths.name] = str(error)
     if not found:
         nothing = f"{results}: no readable trained stage there; name a folder of results, such as results/tiny"
         raise UserError("\n".join([nothing, *damaged.values()]))
-    parents = {name: [parent["stage"] for parent in stage.record["parents"][:1]] for name, stage in found.items()}
-    return Run({name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}, damaged)
+    starts = {name: [start["stage"] for start in starts_of(stage.record)] for name, stage in found.items()}
+    return Run({name: found[name] for name in TopologicalSorter(starts).static_order() if name in found}, damaged)
 
 
 def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
@@ -156,4 +179,8 @@ def write_comparison(folders: list[Path], output: Path) -> None:
     runs = {label: read_run(folder) for label, folder in zip(labels, folders, strict=True)}
     for problem in (problem for run in runs.values() for problem in run.damaged.values()):
         print(f"left out: {problem}", file=sys.stderr)
-    write_page(output, "compare.html", runs=runs, comparisons=compare(runs))
+    comparisons, refused = compare(runs), dict[str, list[str]]()
+    for stage in comparisons:
+        for run, why in stage.apart.items():
+            refused.setdefault(f"{run} beside {stage.run}: {why}", []).append(stage.name)
+    write_page(output, "compare.html", runs=runs, comparisons=comparisons, refused=refused)

@@ -28,11 +28,6 @@ class Cost:
     at_least: bool
 
     @property
-    def other_hours(self) -> float:
-        """Hours outside steps of the final weights."""
-        return max(0.0, self.hours - self.step_hours)
-
-    @property
     def mark(self) -> str:
         """The sign in front of a lower bound."""
         return "≥ " if self.at_least else ""

@@ -22,6 +22,7 @@ class Chart:
     caption: str
     spread: str | None = None
     by_name: bool = False
+    log: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
         parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
         for number, part in enumerate(parts, start=1):
             title = chart.title + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-            if svg := line_chart(title, chart.unit, part):
+            if svg := line_chart(title, chart.unit, part, log=chart.log):
                 yield Figure(title, svg, chart.caption)
 
 
@@ -61,7 +62,7 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
                 columns = columns_by_name(values)
                 yield from (Line(short_name(name), steps, numbers) for name, numbers in columns.items())
                 continue
-            spread = list(metrics[chart.spread]) if chart.spread in metrics else []
+            spread = list(metrics[chart.spread]) if chart.spread in metrics and len(runs) == 1 else []
             band = ", with ± std within a group" if any(map(is_known, spread)) else ""
             yield Line(run or label + band, steps, values, spread)
 

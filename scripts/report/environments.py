@@ -1,6 +1,6 @@
 """The page of held-out and benchmark scores over the chain, as heat maps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,13 @@ def colour(share: float) -> tuple[str, str]:
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
-def write_environments_page(evaluations: list[Evaluation], output: Path, benchmarks: Sequence[Benchmarks] = ()) -> None:
-    """Write the heat maps; the scale goes from 0 to 1, or to a higher best score."""
+def write_environments_page(
+    evaluations: list[Evaluation],
+    output: Path,
+    benchmarks: Sequence[Benchmarks] = (),
+    summary: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write the heat maps; the scale goes from 0 to 1, or to a higher best score. `summary`: the stages' costs."""
     write_page(
         output,
         "environments.html",
@@ -30,6 +35,7 @@ def write_environments_page(evaluations: list[Evaluation], output: Path, benchma
         tags=_heat_map(evaluations, scores_by_tag) if any(map(scores_by_tag, evaluations)) else None,
         benchmarks=_heat_map(benchmarks) if benchmarks else None,
         scale=[colour(share / 10) for share in range(11)],
+        costs={row["stage"]: row for row in summary},
     )
 
 

@@ -11,13 +11,15 @@ from scripts.report.chart import trend
 from scripts.report.cost import Cost, total
 from scripts.report.improvement import Lineage, verdict_of
 from scripts.report.page import write_page
+from scripts.report.rollouts import worst_and_best
+from scripts.report.scores import scores_of
 from scripts.report.selection import selection_sentences
 from scripts.report.trained_stage import TrainedStage, changes_between, is_trained
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
-LARGE, SMALL = (760, 210), (200, 84)
+LARGE, SMALL = (620, 250), (190, 110)
 
 
 def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
@@ -62,6 +64,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         sweeps=sweeps,
         lines=_lines(lineage.cards),
         roles={lineage.card_of(name): roles for name, roles in lineage.roles.items()},
+        gains={lineage.card_of(name): scores_of(scored[name])[-1].change for name in shown if name in scored},
         marks=MARKS,
         verdicts=list(_verdicts(results, lineage, chains, scored)),
         cost=total(stage.cost for stage in trained.values()),
@@ -101,23 +104,30 @@ def _verdicts(
 ) -> Iterator[dict[str, Any]]:
     """Yield the verdict on each scored chain, with the courses of the mean and of every environment drawn."""
 
-    def since_start(first: str, last: str) -> Mapping[str, Any]:
+    def rollouts_of(*names: str) -> list[Any]:
         try:
-            before, after = (TrainedStage(StagePaths(results / name)).rewards for name in (first, last))
+            read = [TrainedStage(StagePaths(results / name)).rollouts for name in names]
         except UserError as error:
             print(error, file=sys.stderr)
-            return {}
-        return {} if before is None else changes_between(before.dropna(subset="reward_before"), after, "reward_before")
+            return []
+        return [] if any(each is None for each in read) else read
+
+    def since_start(*names: str) -> Mapping[str, Any]:
+        for before, after in filter(None, [rollouts_of(*names)]):
+            return changes_between(before.dropna(subset="reward_before"), after, "reward_before")
+        return {}
 
     found = {v.last: (v, chain) for chain in chains if (v := verdict_of(chain, scored, since_start))}
     for verdict, chain in found.values():
         variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
         unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen, so"
         unchosen += " its score is an overestimate."
+        when = "after" if verdict.mean.steps[0].stage == verdict.first else "before"
         yield {
             "verdict": verdict,
             "selection": selection_sentences(results, chain) or ([unchosen] if variants else []),
             "drawn": trend(verdict.mean.name, verdict.mean.steps, LARGE),
+            "examples": worst_and_best(*read, when) if (read := rollouts_of(verdict.first, verdict.last)) else [],
             "environments": [(each, trend(each.name, each.steps, SMALL)) for each in verdict.environments],
         }
 
@@ -126,11 +136,9 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
     """Return the cards in lines of parent and child; a line begins at a root or a branch."""
     lines: list[list[str]] = []
     for name, parent in parents.items():
-        line = next((line for line in lines if line[-1] == parent), None)
-        if line is None:
-            lines.append([name])
-        else:
-            line.append(name)
+        line = next((line for line in lines if line[-1] == parent), [])
+        lines += [] if line else [line]
+        line.append(name)
     return lines
 
 

@@ -19,10 +19,10 @@ _TEMPLATES = Environment(
 )
 
 
-def number_text(value: float | None, digits: int = 3) -> str:
-    """Return a number for people; empty for None."""
-    if pd.isna(value):
-        return ""
+def number_text(value: float | str | None, digits: int = 3) -> str:
+    """Return a number for people; a text unchanged; empty for None."""
+    if pd.isna(value) or isinstance(value, str):
+        return value if isinstance(value, str) else ""
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 

@@ -11,10 +11,9 @@ from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report.curves import columns_by_name, figures_of, short_name
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
-from scripts.report.scores import reach_of, scores_by_tag, scores_of
+from scripts.report.scores import scores_by_tag, scores_of
 from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def main(
@@ -26,7 +25,6 @@ def main(
     paths, blend = StagePaths(stage), read_record(manifest, Manifest) if manifest else None
     trained, quantized = TrainedStage(paths), TrainedStage(StagePaths(stage / "quantized"))
     parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
-    rollouts = read_table(paths.rollouts, ROLLOUTS).drop(["tags"]).to_pandas() if paths.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
@@ -38,9 +36,7 @@ def main(
         by_tag=scores_by_tag(trained.evaluation),
         benchmarks=scores_of(trained.benchmarks),
         quantized=[(each, scores_of(getattr(quantized, each))) for each in ("evaluation", "benchmarks")],
-        reach_of=reach_of,
-        samples=[] if rollouts is None else sample_rollouts(rollouts),
-        rollouts=0 if rollouts is None else len(rollouts),
+        samples=[] if trained.rollouts is None else sample_rollouts(trained.rollouts),
         data=composition(blend) if blend else [],
         manifest=blend,
         preflight=read_if_there(paths.preflight, Preflight) or {},
