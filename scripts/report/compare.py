@@ -78,23 +78,16 @@ class ComparedStage:
         return differing_settings([stage.facts | stage.settings for stage in self.stages.values()])
 
     @cached_property
-    def unlike(self) -> dict[str, list[str]]:
-        """The differences of each run from the first in decoding and chat template; sampled seeds may differ."""
-        found, first = {}, self.stages[self.run].way
-        for run, stage in self.stages.items():
-            differing = differing_settings([first, stage.way]) if first and stage.way else []
-            found[run] = [f"{key} {another}, not {one}" for key, (one, another) in differing if key != "seed"]
-        return found
-
-    @cached_property
     def apart(self) -> dict[str, str]:
         """The reasons why a run's held-out scores are not comparable with the first run's, by run."""
-        found, keys, first = {}, ["environment", *ROW], self.stages[self.run].rollouts
+        found, keys, first = {}, ["environment", *ROW], self.stages[self.run]
         for run, stage in self.stages.items():
-            why, rows = self.unlike[run], stage.rollouts
-            if first is not None and rows is not None:
-                both, most = len(first[keys].merge(rows[keys])), max(len(first), len(rows))
-                why = why + [f"{both} of {most} held-out rows are common"] * (both < most)
+            differing = [] if stage.is_asked_like(first) else differing_settings([first.way, stage.way])
+            why = [f"{key} {another}, not {one}" for key, (one, another) in differing]
+            if first.rollouts is not None and stage.rollouts is not None:
+                both = len(first.rollouts[keys].merge(stage.rollouts[keys]))
+                most = max(len(first.rollouts), len(stage.rollouts))
+                why += [f"{both} of {most} held-out rows are common"] * (both < most)
             found |= {run: "; ".join(why)} if why else {}
         return found
 
@@ -113,13 +106,16 @@ class ComparedStage:
         self, scores_in: Callable[..., list[Score]], rollouts: list[pd.DataFrame | None]
     ) -> list[Difference]:
         table = scores_side_by_side([stage.evaluation for stage in self.stages.values()], scores_in)
-        asked = [None if self.unlike[run] else rows for run, rows in zip(self.stages, rollouts, strict=True)]
-        differences = [changes_between(rollouts[0], rows) for rows in asked[1:]]
+        stages, first = [*self.stages.values()], rollouts[0]
+        asked = [stage.is_asked_like(stages[0]) for stage in stages]
+        differences = [
+            changes_between(first, rows if like else None) for rows, like in zip(rollouts, asked, strict=True)
+        ]
         return [
             Difference(
                 name,
                 [score and score.after for score in table[name]],
-                [None, *(found.get(name) for found in differences)],
+                [None, *(found.get(name) for found in differences[1:])],
             )
             for name in sorted(table, key=lambda name: name != "mean")
         ]

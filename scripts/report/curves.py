@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from scripts.report.chart import COLOURS, Line, Number, is_known, line_chart
+from scripts.report.page import short_name
 
 Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
 
@@ -72,10 +73,3 @@ def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:
     maps = [dict(entry or ()) for entry in entries]
     names = {name for numbers in maps for name, number in numbers.items() if is_known(number)}
     return {name: [numbers.get(name) for numbers in maps] for name in sorted(names)}
-
-
-def short_name(environment: str) -> str:
-    """Return an environment's agent name without the common endings."""
-    for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
-        environment = environment.removesuffix(ending)
-    return environment.removesuffix("_with_argument_comparison_agent")

@@ -28,7 +28,6 @@ def main(
         source=known["generated"],
         splits={name: known[name]["rows"] for name in ("train", "validation")},
         found=found,
-        environments={short_name(name): rows for name, rows in found["environments"].items()},
         figures=list(_figures(found)),
     )
 

@@ -41,13 +41,6 @@ class Verdict:
     mean: Course
     environments: list[Course]
 
-    @property
-    def word(self) -> str:
-        """Better, worse or neither, by the interval of the mean's change."""
-        if self.mean.change.value is None:
-            return "Not compared"
-        return {1: "Better", -1: "Worse", 0: "No clear change"}[self.mean.change.direction]
-
     def moved(self, direction: int) -> list[Course]:
         """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
         found = [course for course in self.environments if course.change.direction == direction]

@@ -31,7 +31,14 @@ def score_text(value: float | None, decimals: int = 3, sign: str = "") -> str:
     return "" if pd.isna(value) else f"{value:{sign}.{decimals}f}"
 
 
-_TEMPLATES.filters |= {"number": number_text, "share": score_text, "svg": Markup, "zip": zip}
+def short_name(environment: str) -> str:
+    """Return an environment's agent name without the common endings."""
+    for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
+        environment = environment.removesuffix(ending)
+    return environment.removesuffix("_with_argument_comparison_agent")
+
+
+_TEMPLATES.filters |= {"number": number_text, "short": short_name, "share": score_text, "svg": Markup, "zip": zip}
 _TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda hours: duration(3600 * hours)}
 
 

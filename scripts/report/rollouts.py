@@ -9,7 +9,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from scripts.errors import shortened
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
 from scripts.stage.tables import ROW
 
 OF_A_KIND, AT_RANDOM = 3, 20

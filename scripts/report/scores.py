@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change
 
 

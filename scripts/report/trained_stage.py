@@ -22,7 +22,7 @@ from scripts.records import (
     read_record,
 )
 from scripts.report.cost import Cost, cost_of
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
@@ -90,11 +90,15 @@ class TrainedStage:
 
     @cached_property
     def way(self) -> dict[str, Any]:
-        """The decoding and the chat template of the held-out scores; empty for scores of an early version."""
+        """The chat template and, where recorded, the decoding of the held-out scores, without the seed."""
         named = self.record.get("chat_template")
         template = f"{named['name']} ({named['sha256'][:16]})" if named else "the model's own"
-        decoding = (self.evaluation or {}).get("decoding")
-        return decoding | {"chat template": template} if decoding else {}
+        decoding = (self.evaluation or {}).get("decoding", {})
+        return {key: value for key, value in decoding.items() if key != "seed"} | {"chat template": template}
+
+    def is_asked_like(self, other: "TrainedStage") -> bool:
+        """Tell whether both stages were asked alike; an early version recorded no decoding."""
+        return len(self.way) == 1 or len(other.way) == 1 or self.way == other.way
 
     @cached_property
     def facts(self) -> dict[str, Any]:
