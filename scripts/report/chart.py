@@ -6,8 +6,7 @@ the colour-blind. The geometry is here, the markup in templates/chart.svg.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.report.page import render
 
@@ -26,8 +25,7 @@ LABEL_WIDTH, MOST_IN_HALF = 6.4, 18  # of a character, at most; characters of a 
 Number = float | int | None
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of a chart; None and infinite values are gaps. `spread`: half the width of a band around the line."""
 
     label: str
@@ -67,8 +65,12 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step",
     columns = 2 if max(map(len, labels), default=0) <= MOST_IN_HALF else 1
     top, bottom, right = TOP + 15 * math.ceil(len(labels) / columns), HEIGHT - BOTTOM, WIDTH - RIGHT
     across, x_ticks = _axis(min(xs), max(xs), LEFT, right, whole=True)
-    is_log = log and min(ys) > 0 and max(ys) > LOG_FROM * min(ys)
-    up, y_ticks = (_decades if is_log else _axis)(min(ys), max(ys), bottom, top)
+    if log and min(ys) > 0 and max(ys) > LOG_FROM * min(ys):
+        unit = f"{unit}, log scale"
+        of_power, powers = _axis(math.log10(min(ys)), math.log10(max(ys)), bottom, top, whole=True)
+        up, y_ticks = lambda y: of_power(math.log10(y)), [(f"{10.0 ** int(power):g}", at) for power, at in powers]
+    else:
+        up, y_ticks = _axis(min(ys), max(ys), bottom, top)
     styles = zip(lines, COLOURS, DASHES, strict=False)
     drawn = [_drawn(line, across, up) | {"colour": colour, "dash": dash} for line, colour, dash in styles if line.x]
     words = "; ".join(
@@ -78,9 +80,8 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step",
         if line.y
     )
     place = {"left": LEFT, "right": right, "top": top, "bottom": bottom, "width": WIDTH, "height": HEIGHT}
-    ticks = {"x_ticks": x_ticks, "y_ticks": y_ticks}
-    named = {"words": f"{title}: {words}", "unit": f"{unit}, log scale" if is_log else unit, "axis": axis}
-    return render("chart.svg", kind="lines", lines=drawn, columns=columns, **named, **place, **ticks)
+    named = {"words": f"{title}: {words}", "unit": unit, "axis": axis, "x_ticks": x_ticks, "y_ticks": y_ticks}
+    return render("chart.svg", kind="lines", lines=drawn, columns=columns, **named, **place)
 
 
 def _drawn(line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> dict[str, Any]:
@@ -126,17 +127,6 @@ def _axis(
     places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
     labels = [f"{place * step:.{digits}f}" if is_plain else _power(place * step) for place in places]
     return at, [(label, at(place * step)) for label, place in zip(labels, places, strict=True)]
-
-
-def _decades(low: float, high: float, start: float, end: float) -> tuple[Callable[[float], float], list[Any]]:
-    """Return a function from positive values to pixels on a log scale, and ticks at powers of ten."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-
-    def at(value: float) -> float:
-        return round(start + (math.log10(value) - first) / (last - first) * (end - start), 1)
-
-    powers = range(first, last + 1, math.ceil((last - first) / 6))
-    return at, [(f"{10.0**power:g}" if abs(power) < 4 else f"1e{power}", at(10.0**power)) for power in powers]
 
 
 def _power(value: float) -> str:

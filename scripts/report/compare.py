@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -24,8 +24,7 @@ from scripts.stage.tables import ROW
 WEIGHTS = (".safetensors", ".distcp")
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A score in each run, with the change from the first run on the same rows; None: unknown."""
 
     name: str
@@ -33,8 +32,7 @@ class Difference:
     changes: list[Change | None]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The trained stages of a run, parents first, and the messages of unreadable stages."""
 
     stages: dict[str, TrainedStage]
@@ -102,23 +100,13 @@ class ComparedStage:
         rollouts = [stage.rollouts for stage in self.stages.values()]
         return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rollouts])
 
-    def _differences(
-        self, scores_in: Callable[..., list[Score]], rollouts: list[pd.DataFrame | None]
-    ) -> list[Difference]:
+    def _differences(self, scores_in: Callable[..., Any], rollouts: list[pd.DataFrame | None]) -> list[Difference]:
         table = scores_side_by_side([stage.evaluation for stage in self.stages.values()], scores_in)
-        stages, first = [*self.stages.values()], rollouts[0]
-        asked = [stage.is_asked_like(stages[0]) for stage in stages]
-        differences = [
-            changes_between(first, rows if like else None) for rows, like in zip(rollouts, asked, strict=True)
-        ]
-        return [
-            Difference(
-                name,
-                [score and score.after for score in table[name]],
-                [None, *(found.get(name) for found in differences[1:])],
-            )
-            for name in sorted(table, key=lambda name: name != "mean")
-        ]
+        (start, first), *others = zip(self.stages.values(), rollouts, strict=True)
+        differences = [changes_between(first, rows if stage.is_asked_like(start) else None) for stage, rows in others]
+        changes = {name: [None, *(found.get(name) for found in differences)] for name in table}
+        after = {name: [score and score.after for score in scores] for name, scores in table.items()}
+        return [Difference(name, after[name], changes[name]) for name in sorted(table, key=lambda name: name != "mean")]
 
     @cached_property
     def benchmarks(self) -> dict[str, list[Score | None]]:

@@ -1,9 +1,8 @@
 """The curves of a stage over the steps, each with a caption."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -13,8 +12,7 @@ from scripts.report.page import short_name
 Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart of columns of metrics.parquet, an entry of charts.yaml."""
 
     title: str
@@ -26,8 +24,7 @@ class Chart:
     log: bool = False
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A drawn chart with its title and caption."""
 
     title: str

@@ -20,8 +20,7 @@ class Step(NamedTuple):
     high: float | None = None
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """A score over a chain's stages, with the change from first to last."""
 
     name: str
@@ -29,8 +28,7 @@ class Course:
     change: Interval
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """The courses of a chain to `last`, the last scored stage; environments from worst to best.
 
     A course begins with the start of the first scored stage where that was scored, else with the stage.

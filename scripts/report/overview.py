@@ -1,14 +1,14 @@
 """The overview of a run: verdict, cost, criteria to look at, stages."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.records import Evaluation, read_if_there
+from scripts.records import Evaluation
 from scripts.report.chart import trend
-from scripts.report.cost import Cost, total
+from scripts.report.cost import total
 from scripts.report.improvement import Lineage, verdict_of
 from scripts.report.page import write_page
 from scripts.report.rollouts import worst_and_best
@@ -38,19 +38,14 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
         except UserError as error:
             progress[name] = f"damaged: {error}"
             print(error, file=sys.stderr)
-    evaluations = {name: stage.evaluation for name, stage in trained.items()} | {
-        name: read_if_there(StagePaths(results / name).evaluation, Evaluation)
-        for name in lineage.started
-        if name not in lineage.parents
-    }
-    scored = {name: evaluation for name, evaluation in evaluations.items() if evaluation is not None}
+    checkpoints = {name: TrainedStage(StagePaths(results / name)) for name in lineage.started.keys() - lineage.parents}
+    scored = {name: stage.evaluation for name, stage in (trained | checkpoints).items() if stage.evaluation}
     chains = lineage.chains({name: evaluation["mean"]["after"] for name, evaluation in scored.items()})
     on_chain = {name for chain in chains for name in (*chain, *map(lineage.stage_of, chain))}
     shown = {name: stage for name, stage in trained.items() if name in on_chain or name not in lineage.sweep_of}
-    sweeps = {card: _swept(lineage, card, trained, scored, shown) for card in lineage.sweep_of.values()}
-    costs: dict[str, list[Cost]] = {}
-    for name, stage in trained.items():
-        costs.setdefault(lineage.card_of(name), []).append(stage.cost)
+    sweeps = {card: _swept(lineage, card, trained, shown) for card in lineage.sweep_of.values()}
+    cards = {name: lineage.card_of(name) for name in trained}
+    costs = {card: total(trained[name].cost for name in trained if cards[name] == card) for card in cards.values()}
     write_page(
         output,
         "overview.html",
@@ -76,27 +71,22 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
             if each["outcome"] == outcome
         ],
         shown=shown,
-        costs={card: total(each) for card, each in costs.items()},
+        costs=costs,
     )
 
 
-def _swept(
-    lineage: Lineage,
-    card: str,
-    trained: Mapping[str, TrainedStage],
-    scored: Mapping[str, Evaluation],
-    shown: Mapping[str, TrainedStage],
-) -> dict[str, Any]:
+def _swept(lineage: Lineage, card: str, trained: Mapping[str, TrainedStage], shown: Iterable[str]) -> dict[str, Any]:
     """Return a sweep's progress, score range, the chain's variant and choices."""
     variants = [name for name, sweep in lineage.sweep_of.items() if sweep == card]
-    scores = sorted(scored[name]["mean"]["after"] for name in variants if name in scored)
+    evaluations = [trained[name].evaluation for name in variants if name in trained]
+    scores = sorted(evaluation["mean"]["after"] for evaluation in evaluations if evaluation)
     best = next((name for name in variants if name in shown), None)
     words = f"{sum(name in trained for name in variants)} of {len(variants)} variants trained"
     words += f", scores {scores[0]:.2f} to {scores[-1]:.2f}" if scores else ""
     chosen = [
         f"{', '.join(each['chosen'])} by {each['by']}" for each in lineage.choices.values() if each["stage"] == card
     ]
-    return {"progress": words, "best": best, "chosen": chosen, "gate": best and shown[best].row["gate"]}
+    return {"progress": words, "best": best, "chosen": chosen, "gate": best and trained[best].row["gate"]}
 
 
 def _verdicts(
@@ -113,9 +103,8 @@ def _verdicts(
         return [] if any(each is None for each in read) else read
 
     def since_start(*names: str) -> Mapping[str, Any]:
-        for before, after in filter(None, [rollouts_of(*names)]):
-            return changes_between(before.dropna(subset="reward_before"), after, "reward_before")
-        return {}
+        read = rollouts_of(*names)
+        return changes_between(read[0].dropna(subset="reward_before"), read[1], "reward_before") if read else {}
 
     found = {v.last: (v, chain) for chain in chains if (v := verdict_of(chain, scored, since_start))}
     for verdict, chain in found.values():

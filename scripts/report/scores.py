@@ -1,7 +1,6 @@
 """Scores of a stage's held-out rows and benchmarks, with their changes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
@@ -32,8 +31,7 @@ class Interval(NamedTuple):
         return {1: "▲", -1: "▼", 0: ""}[self.direction]
 
 
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A score before and after a stage; None: unknown. A benchmark has the standard `error`, and answers `cut`.
 
     `change` counts from the stage's start, `from_first` from the chain's first scored stage.

@@ -91,7 +91,10 @@ class TrainedStage:
     @cached_property
     def way(self) -> dict[str, Any]:
         """The chat template and, where recorded, the decoding of the held-out scores, without the seed."""
-        named = self.record.get("chat_template")
+        record: Any = self.record
+        while "chat_template" not in record and record.get("parents"):
+            record = record["parents"][0]
+        named = record.get("chat_template")
         template = f"{named['name']} ({named['sha256'][:16]})" if named else "the model's own"
         decoding = (self.evaluation or {}).get("decoding", {})
         return {key: value for key, value in decoding.items() if key != "seed"} | {"chat template": template}

@@ -578,6 +578,15 @@ def test_scores_on_other_rows_lengths_or_templates_are_never_side_by_side(tmp_pa
     assert "not comparable with the other runs" in said and "No clear difference" not in said
 
 
+def test_a_chat_template_that_an_ancestor_named_counts_as_the_stages(tmp_path):
+    record = write_stage(tmp_path, "rlvr1", "sft") / "ckpt/record.json"
+    known = read_json(record)
+    known["parents"][0]["chat_template"] = {"name": "terse", "sha256": "a" * 64}
+    assert TrainedStage(StagePaths(tmp_path / "rlvr1")).way == {"chat template": "the model's own"}
+    write_json(record, known)
+    assert TrainedStage(StagePaths(tmp_path / "rlvr1")).way == {"chat template": "terse (aaaaaaaaaaaaaaaa)"}
+
+
 def test_seeds_and_scores_without_a_recorded_decoding_stay_comparable(tmp_path):
     for run, decoding in (
         ("a", {"max_new_tokens": 8, "seed": 0}),
