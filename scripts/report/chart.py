@@ -1,30 +1,31 @@
-"""Small SVG charts: lines over steps, a score over stages, a change with its interval.
+"""Small SVG charts: lines over steps, a score over stages.
 
-Lines differ by dash and by colour (Okabe and Ito's palette), for print and for the colour-blind. The geometry is here,
-the markup in templates/chart.svg.
+Lines differ by dash and by colour (Okabe and Ito's palette, brighter on a dark page by report.css), for print and for
+the colour-blind. The geometry is here, the markup in templates/chart.svg.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scripts.report.page import render
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "currentColor")
+COLOURS = tuple(
+    f"var(--c{place}, {colour})"
+    for place, colour in enumerate(("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "currentColor"))
+)
 DASHES = ("none", "7 3", "2 2", "9 3 2 3", "4 4", "1 3")
 WIDTH, HEIGHT = 380, 230
 LEFT, RIGHT, TOP, BOTTOM = 66, 10, 10, 36
 MOST_POINTS = 320
 FEW_POINTS = 40
-TREND_MARGIN = 8
-LABEL_WIDTH = 6.4  # of a character, at most
+LOG_FROM = 100  # times the smallest value
+LABEL_WIDTH, MOST_IN_HALF = 6.4, 18  # of a character, at most; characters of a label in half a legend
 
 Number = float | int | None
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of a chart; None and infinite values are gaps. `spread`: half the width of a band around the line."""
 
     label: str
@@ -49,19 +50,27 @@ def is_known(value: Number) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step") -> str:
+def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step", log: bool = False) -> str:
     """Return a chart of at most six lines over an axis, with a text for screen readers; empty without a value.
 
-    Long lines are drawn by the extremes of each stretch, so spikes stay.
+    Long lines are drawn by the extremes of each stretch, so spikes stay. `log`: positive values that span more than two
+    decades get a log scale.
     """
     lines = [line.known() for line in lines]
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.edge(-1), line.edge(1)) for y in values]
     if not ys:
         return ""
-    top, bottom, right = TOP + 15 * sum(bool(line.label and line.x) for line in lines), HEIGHT - BOTTOM, WIDTH - RIGHT
+    labels = [line.label for line in lines if line.label and line.x]
+    columns = 2 if max(map(len, labels), default=0) <= MOST_IN_HALF else 1
+    top, bottom, right = TOP + 15 * math.ceil(len(labels) / columns), HEIGHT - BOTTOM, WIDTH - RIGHT
     across, x_ticks = _axis(min(xs), max(xs), LEFT, right, whole=True)
-    up, y_ticks = _axis(min(ys), max(ys), bottom, top)
+    if log and min(ys) > 0 and max(ys) > LOG_FROM * min(ys):
+        unit = f"{unit}, log scale"
+        of_power, powers = _axis(math.log10(min(ys)), math.log10(max(ys)), bottom, top, whole=True)
+        up, y_ticks = lambda y: of_power(math.log10(y)), [(f"{10.0 ** int(power):g}", at) for power, at in powers]
+    else:
+        up, y_ticks = _axis(min(ys), max(ys), bottom, top)
     styles = zip(lines, COLOURS, DASHES, strict=False)
     drawn = [_drawn(line, across, up) | {"colour": colour, "dash": dash} for line, colour, dash in styles if line.x]
     words = "; ".join(
@@ -71,14 +80,12 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step")
         if line.y
     )
     place = {"left": LEFT, "right": right, "top": top, "bottom": bottom, "width": WIDTH, "height": HEIGHT}
-    ticks = {"x_ticks": x_ticks, "y_ticks": y_ticks}
-    return render(
-        "chart.svg", kind="lines", words=f"{title}: {words}", unit=unit, axis=axis, lines=drawn, **place, **ticks
-    )
+    named = {"words": f"{title}: {words}", "unit": unit, "axis": axis, "x_ticks": x_ticks, "y_ticks": y_ticks}
+    return render("chart.svg", kind="lines", lines=drawn, columns=columns, **named, **place)
 
 
 def _drawn(line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> dict[str, Any]:
-    """Return a line's label, points, edge of the band and, for a short line, marks."""
+    """Return a line's label, points with their values, edge of the band and, for a short line, marks."""
     count = len(line.x)
     size = math.ceil(2 * count / MOST_POINTS) if count > MOST_POINTS else 1
     stretches = [range(start, min(start + size, count)) for start in range(0, count, size)]
@@ -88,8 +95,11 @@ def _drawn(line: Line, across: Callable[[float], float], up: Callable[[float], f
         band = [(across(line.x[part[0]]), up(max(high[at] for at in part))) for part in stretches]
         band += [(across(line.x[part[0]]), up(min(low[at] for at in part))) for part in reversed(stretches)]
     extremes = [{min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)} for part in stretches]
-    points = [(across(line.x[at]), up(line.y[at])) for pair in extremes for at in sorted(pair)]
-    return {"label": line.label, "points": points, "band": band, "marks": points if len(points) <= FEW_POINTS else []}
+    kept = [(line.x[at], line.y[at]) for pair in extremes for at in sorted(pair)]
+    points = [(across(x), up(y)) for x, y in kept]
+    pairs = " ".join(f"{x:g}:{y:.4g}" for x, y in kept)
+    marks = points if len(points) <= FEW_POINTS else []
+    return {"label": line.label, "points": points, "pairs": pairs, "band": band, "marks": marks}
 
 
 def _axis(
@@ -113,58 +123,44 @@ def _axis(
         return round(start + (value - low) / (high - low) * (end - start), 1)
 
     digits = max(0, -math.floor(math.log10(step)))
+    is_plain = max(abs(low), abs(high)) < 1e5 and (digits <= 3 or max(abs(low), abs(high)) >= 0.01)
     places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    return at, [(_tick(place * step, digits), at(place * step)) for place in places]
+    labels = [f"{place * step:.{digits}f}" if is_plain else _power(place * step) for place in places]
+    return at, [(label, at(place * step)) for label, place in zip(labels, places, strict=True)]
 
 
-def _tick(value: float, digits: int) -> str:
-    """Return a tick's label; a power of ten instead of many digits."""
-    if digits > 3 or abs(value) >= 1e5:
-        mantissa, _, power = f"{value:.2e}".partition("e")
-        return f"{float(mantissa):g}e{int(power)}" if abs(value) > 1e-15 else "0"
-    return f"{value:.{digits}f}"
-
-
-def interval(value: Number, low: Number, high: Number, reach: float) -> str:
-    """Return a change with its interval on an axis from -reach to reach; empty without a value."""
-    if value is None:
-        return ""
-
-    def at(change: float) -> float:
-        return round(60 + 56 * max(-1.0, min(1.0, change / reach if reach else 0.0)), 1)
-
-    words, bar = f"{value:+.3f}", None
-    if low is not None:
-        words, bar = f"{words}, from {low:+.3f} to {high:+.3f}", [at(low), at(high)]
-    return render("chart.svg", kind="interval", words=words, bar=bar, at=at(value))
+def _power(value: float) -> str:
+    """Return a tick's label as a multiple of a power of ten."""
+    mantissa, _, power = f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(power)}" if abs(value) > 1e-15 else "0"
 
 
 def trend(title: str, steps: Sequence[tuple[str, float, Number, Number]], size: tuple[int, int]) -> str:
     """Return a score after each step (stage, score and bounds), with whiskers from bound to bound.
 
-    The scale goes from 0 to 1, or to the scores beyond. A wide chart has labels below and the scale at the left.
+    The scale goes from 0 to 1, or to the scores beyond. A narrow chart names the first and the last step alone.
     """
-    labels, values, lows, highs = zip(*steps, strict=True)
-    (width, height), low, high, margin = size, min(0.0, *values), max(1.0, *values), TREND_MARGIN
-    is_labelled = len(labels) > 1 and max(map(len, labels)) * LABEL_WIDTH < (width - 50) / len(labels)
-    left, top, bottom = (36, 22, height - 20) if is_labelled else (margin, margin, height - margin)
+    labels, values, *_ = zip(*steps, strict=True)
+    (width, height), low, high = size, min(0.0, *values), max(1.0, *values)
+    is_wide = max(map(len, labels)) * LABEL_WIDTH < (width - 60) / len(labels)
+    left, right, top, bottom = (50, width - 8, 24, height - 38) if is_wide else (30, width - 6, 10, height - 22)
 
     def up(value: float) -> float:
         share = (value - low) / (high - low)
         return round(bottom - min(1.0, max(0.0, share)) * (bottom - top), 1)
 
-    across = [round(left + (place + 0.5) * (width - margin - left) / len(values), 1) for place in range(len(values))]
+    across = [round(left + (place + 0.5) * (right - left) / len(values), 1) for place in range(len(values))]
+    ends = [(left, "start", labels[0]), (right, "end", labels[-1])][: len(labels)]
     return render(
         "chart.svg",
         kind="trend",
-        words=f"{title}: {', '.join(f'{value:.2f} after {label}' for label, value, *_ in steps)}",
-        width=width,
-        height=height,
-        left=left,
-        bottom=bottom,
-        is_labelled=is_labelled,
-        scale=[(f"{value:.3g}", up(value)) for value in (low, (low + high) / 2, high)],
-        points=[(x, up(value), f"{value:.2f}") for x, value in zip(across, values, strict=True)],
-        labels=list(zip(across, labels, strict=True)),
-        whiskers=[(x, up(a), up(b)) for x, a, b in zip(across, lows, highs, strict=True) if a is not None],
+        words=f"{title}: {', '.join(f'{label} {value:.2f}' for label, value, *_ in steps)}",
+        place={"left": left, "right": right, "top": top, "bottom": bottom, "width": width, "height": height},
+        is_wide=is_wide,
+        scale=[(f"{value:.3g}", up(value)) for value in (low, (low + high) / 2, high)[:: 1 if is_wide else 2]],
+        points=[
+            (x, up(value), f"{value:.2f}", label, (up(a), up(b), f"{a:.2f} to {b:.2f}") if a is not None else None)
+            for x, (label, value, a, b) in zip(across, steps, strict=True)
+        ],
+        labels=[(x, "middle", label) for x, label in zip(across, labels, strict=True)] if is_wide else ends,
     )

@@ -1,4 +1,4 @@
-"""Runs side by side on one page: settings, scores with intervals of the differences, curves, costs."""
+"""Runs side by side on one page: data and settings, scores with intervals of the differences, curves, costs."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from scripts.errors import UserError
+from scripts.report.chain import starts_of
 from scripts.report.chart import COLOURS
 from scripts.report.curves import Figure, figures_of, short_name
 from scripts.report.page import write_page
@@ -18,12 +19,12 @@ from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_b
 from scripts.report.trained_stage import TrainedStage, changes_between, differing_settings
 from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
+from scripts.stage.tables import ROW
 
 WEIGHTS = (".safetensors", ".distcp")
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """A score in each run, with the change from the first run on the same rows; None: unknown."""
 
     name: str
@@ -31,8 +32,7 @@ class Difference:
     changes: list[Change | None]
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The trained stages of a run, parents first, and the messages of unreadable stages."""
 
     stages: dict[str, TrainedStage]
@@ -58,12 +58,12 @@ class ComparedStage:
 
     @cached_property
     def is_identical(self) -> bool:
-        """Tell whether several runs published the same weights."""
+        """Tell whether several runs published the same weights, and scored them alike."""
         published = [
             {name: file for name, file in stage.record["files"].items() if name.endswith(WEIGHTS)}
             for stage in self.stages.values()
         ]
-        return self.is_shared and all(files == published[0] for files in published)
+        return self.is_shared and not self.apart and all(files == published[0] for files in published)
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -71,35 +71,42 @@ class ComparedStage:
         return list(figures_of({run: stage.metrics for run, stage in self.stages.items()}))
 
     @cached_property
-    def settings(self) -> list[tuple[str, list[Any]]]:
-        """The settings with different values."""
-        return differing_settings([stage.settings for stage in self.stages.values()])
+    def differing(self) -> list[tuple[str, list[Any]]]:
+        """The data, evaluation and settings with different values."""
+        return differing_settings([stage.facts | stage.settings for stage in self.stages.values()])
+
+    @cached_property
+    def apart(self) -> dict[str, str]:
+        """The reasons why a run's held-out scores are not comparable with the first run's, by run."""
+        found, keys, first = {}, ["environment", *ROW], self.stages[self.run]
+        for run, stage in self.stages.items():
+            differing = [] if stage.is_asked_like(first) else differing_settings([first.way, stage.way])
+            why = [f"{key} {another}, not {one}" for key, (one, another) in differing]
+            if first.rollouts is not None and stage.rollouts is not None:
+                both = len(first.rollouts[keys].merge(stage.rollouts[keys]))
+                most = max(len(first.rollouts), len(stage.rollouts))
+                why += [f"{both} of {most} held-out rows are common"] * (both < most)
+            found |= {run: "; ".join(why)} if why else {}
+        return found
 
     @cached_property
     def held_out(self) -> list[Difference]:
         """The held-out scores, the mean first."""
-        return self._differences(scores_of, [stage.rewards for stage in self.stages.values()])
+        return self._differences(scores_of, [stage.rollouts for stage in self.stages.values()])
 
     @cached_property
     def by_tag(self) -> list[Difference]:
         """The held-out scores by environment and tag."""
-        rewards = [stage.rewards for stage in self.stages.values()]
-        return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rewards])
+        rollouts = [stage.rollouts for stage in self.stages.values()]
+        return self._differences(scores_by_tag, [None if each is None else _of_tags(each) for each in rollouts])
 
-    def _differences(
-        self, scores_in: Callable[..., list[Score]], rewards: list[pd.DataFrame | None]
-    ) -> list[Difference]:
+    def _differences(self, scores_in: Callable[..., Any], rollouts: list[pd.DataFrame | None]) -> list[Difference]:
         table = scores_side_by_side([stage.evaluation for stage in self.stages.values()], scores_in)
-        first, *others = rewards
-        differences = [changes_between(first, rewards) for rewards in others]
-        return [
-            Difference(
-                name,
-                [score and score.after for score in table[name]],
-                [None, *(found.get(name) for found in differences)],
-            )
-            for name in sorted(table, key=lambda name: name != "mean")
-        ]
+        (start, first), *others = zip(self.stages.values(), rollouts, strict=True)
+        differences = [changes_between(first, rows if stage.is_asked_like(start) else None) for stage, rows in others]
+        changes = {name: [None, *(found.get(name) for found in differences)] for name in table}
+        after = {name: [score and score.after for score in scores] for name, scores in table.items()}
+        return [Difference(name, after[name], changes[name]) for name in sorted(table, key=lambda name: name != "mean")]
 
     @cached_property
     def benchmarks(self) -> dict[str, list[Score | None]]:
@@ -107,9 +114,9 @@ class ComparedStage:
         return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
 
 
-def _of_tags(rewards: pd.DataFrame) -> pd.DataFrame:
+def _of_tags(rollouts: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of each tag, as rows of an environment that the tag names."""
-    rows = rewards.explode("tags").dropna(subset="tags")
+    rows = rollouts.explode("tags").dropna(subset="tags")
     return rows.assign(environment=rows["environment"].map(short_name) + ": " + rows["tags"].astype(str))
 
 
@@ -119,14 +126,14 @@ def read_run(results: Path) -> Run:
     for path in sorted(results.glob("*/ckpt/record.json")):
         stage = TrainedStage(StagePaths(path.parent.parent))
         try:
-            found[stage.paths.name] = stage.read("row", "settings", "benchmarks", "rewards")
+            found[stage.paths.name] = stage.read("row", "settings", "facts", "benchmarks")
         except UserError as error:
             damaged[stage.paths.name] = str(error)
     if not found:
         nothing = f"{results}: no readable trained stage there; name a folder of results, such as results/tiny"
         raise UserError("\n".join([nothing, *damaged.values()]))
-    parents = {name: [parent["stage"] for parent in stage.record["parents"][:1]] for name, stage in found.items()}
-    return Run({name: found[name] for name in TopologicalSorter(parents).static_order() if name in found}, damaged)
+    starts = {name: [start["stage"] for start in starts_of(stage.record)] for name, stage in found.items()}
+    return Run({name: found[name] for name in TopologicalSorter(starts).static_order() if name in found}, damaged)
 
 
 def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
@@ -156,4 +163,8 @@ def write_comparison(folders: list[Path], output: Path) -> None:
     runs = {label: read_run(folder) for label, folder in zip(labels, folders, strict=True)}
     for problem in (problem for run in runs.values() for problem in run.damaged.values()):
         print(f"left out: {problem}", file=sys.stderr)
-    write_page(output, "compare.html", runs=runs, comparisons=compare(runs))
+    comparisons, refused = compare(runs), dict[str, list[str]]()
+    for stage in comparisons:
+        for run, why in stage.apart.items():
+            refused.setdefault(f"{run} beside {stage.run}: {why}", []).append(stage.name)
+    write_page(output, "compare.html", runs=runs, comparisons=comparisons, refused=refused)

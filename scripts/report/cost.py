@@ -1,9 +1,8 @@
 """The cost of a stage: hours and GPU-hours of its attempts."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -12,8 +11,7 @@ from scripts.report.page import number_text
 from scripts.stage.attempts import read_attempts
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """Hours of a stage.
 
     `hours` is the wall time of all attempts, `step_hours` the share spent in steps of the final weights; the rest went
@@ -26,11 +24,6 @@ class Cost:
     step_hours: float
     gpu_hours: float | None
     at_least: bool
-
-    @property
-    def other_hours(self) -> float:
-        """Hours outside steps of the final weights."""
-        return max(0.0, self.hours - self.step_hours)
 
     @property
     def mark(self) -> str:

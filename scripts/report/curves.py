@@ -1,19 +1,18 @@
 """The curves of a stage over the steps, each with a caption."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from scripts.report.chart import COLOURS, Line, Number, is_known, line_chart
+from scripts.report.page import short_name
 
 Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
 
 
-@dataclass(frozen=True)
-class Chart:
+class Chart(NamedTuple):
     """A chart of columns of metrics.parquet, an entry of charts.yaml."""
 
     title: str
@@ -22,10 +21,10 @@ class Chart:
     caption: str
     spread: str | None = None
     by_name: bool = False
+    log: bool = False
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(NamedTuple):
     """A drawn chart with its title and caption."""
 
     title: str
@@ -46,7 +45,7 @@ def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
         parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
         for number, part in enumerate(parts, start=1):
             title = chart.title + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-            if svg := line_chart(title, chart.unit, part):
+            if svg := line_chart(title, chart.unit, part, log=chart.log):
                 yield Figure(title, svg, chart.caption)
 
 
@@ -61,7 +60,7 @@ def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
                 columns = columns_by_name(values)
                 yield from (Line(short_name(name), steps, numbers) for name, numbers in columns.items())
                 continue
-            spread = list(metrics[chart.spread]) if chart.spread in metrics else []
+            spread = list(metrics[chart.spread]) if chart.spread in metrics and len(runs) == 1 else []
             band = ", with ± std within a group" if any(map(is_known, spread)) else ""
             yield Line(run or label + band, steps, values, spread)
 
@@ -71,10 +70,3 @@ def columns_by_name(entries: Iterable[Any]) -> dict[str, list[Number]]:
     maps = [dict(entry or ()) for entry in entries]
     names = {name for numbers in maps for name, number in numbers.items() if is_known(number)}
     return {name: [numbers.get(name) for numbers in maps] for name in sorted(names)}
-
-
-def short_name(environment: str) -> str:
-    """Return an environment's agent name without the common endings."""
-    for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
-        environment = environment.removesuffix(ending)
-    return environment.removesuffix("_with_argument_comparison_agent")

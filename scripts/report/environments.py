@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from scripts.records import Benchmarks, Evaluation
 from scripts.report.page import write_page
 from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side
 
+Rows = Sequence[Any]  # of Evaluation, Benchmarks, or the summary
 # Cividis, from low to high: safe for every colour vision, ordered in grey.
 COLOURS = ((0, 34, 78), (53, 69, 108), (102, 105, 112), (148, 142, 119), (200, 184, 102), (254, 232, 56))
 
@@ -21,8 +21,8 @@ def colour(share: float) -> tuple[str, str]:
     return "#{:02x}{:02x}{:02x}".format(*mixed), "#000" if share >= 0.5 else "#fff"
 
 
-def write_environments_page(evaluations: list[Evaluation], output: Path, benchmarks: Sequence[Benchmarks] = ()) -> None:
-    """Write the heat maps; the scale goes from 0 to 1, or to a higher best score."""
+def write_environments_page(evaluations: Rows, output: Path, benchmarks: Rows = (), summary: Rows = ()) -> None:
+    """Write the heat maps; the scale goes from 0 to 1, or to a higher best score. `summary`: the stages' costs."""
     write_page(
         output,
         "environments.html",
@@ -30,10 +30,11 @@ def write_environments_page(evaluations: list[Evaluation], output: Path, benchma
         tags=_heat_map(evaluations, scores_by_tag) if any(map(scores_by_tag, evaluations)) else None,
         benchmarks=_heat_map(benchmarks) if benchmarks else None,
         scale=[colour(share / 10) for share in range(11)],
+        costs={row["stage"]: row for row in summary},
     )
 
 
-def _heat_map(records: Sequence[Evaluation | Benchmarks], scores: Callable[..., list[Score]] = scores_of) -> Any:
+def _heat_map(records: Rows, scores: Callable[..., list[Score]] = scores_of) -> Any:
     table = scores_side_by_side([*records], scores)
     top = max([1.0, *(score.after for row in table.values() for score in row if score)])
     return {

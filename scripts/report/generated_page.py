@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from scripts.files import read_json
 from scripts.program import run_command_line
 from scripts.records import Manifest, read_record
@@ -28,7 +30,6 @@ def main(
         source=known["generated"],
         splits={name: known[name]["rows"] for name in ("train", "validation")},
         found=found,
-        environments={short_name(name): rows for name, rows in found["environments"].items()},
         figures=list(_figures(found)),
     )
 
@@ -45,10 +46,8 @@ def _figures(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         width = max(1, -(-max(max(pair) for pair in lengths) // BINS))
         lines = []
         for place, label in enumerate(("chosen", "rejected")):
-            counts = [0] * (BINS + 1)
-            for pair in lengths:
-                counts[pair[place] // width] += 1
-            lines.append(Line(label, range(0, width * (BINS + 1), width), counts))
+            counts = np.bincount([pair[place] // width for pair in lengths], minlength=BINS + 1)
+            lines.append(Line(label, range(0, width * (BINS + 1), width), counts.tolist()))
         says = (
             f"The longer response is chosen in {found['longer_chosen']:.0%} of the pairs: what length alone predicts."
         )

@@ -20,8 +20,7 @@ class Step(NamedTuple):
     high: float | None = None
 
 
-@dataclass(frozen=True)
-class Course:
+class Course(NamedTuple):
     """A score over a chain's stages, with the change from first to last."""
 
     name: str
@@ -29,24 +28,16 @@ class Course:
     change: Interval
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """The courses of a chain from `first`, the first scored stage, to `last`; environments from worst to best.
+class Verdict(NamedTuple):
+    """The courses of a chain to `last`, the last scored stage; environments from worst to best.
 
-    `first` is None where a single stage was scored; changes then count from the stage's start.
+    A course begins with the start of the first scored stage where that was scored, else with the stage.
     """
 
-    first: str | None
+    first: str
     last: str
     mean: Course
     environments: list[Course]
-
-    @property
-    def word(self) -> str:
-        """Better, worse or neither, by the interval of the mean's change."""
-        if self.mean.change.value is None:
-            return "Not compared"
-        return {1: "Better", -1: "Worse", 0: "No clear change"}[self.mean.change.direction]
 
     def moved(self, direction: int) -> list[Course]:
         """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
@@ -70,21 +61,24 @@ def verdict_of(
         return None
     first, last = next(iter(scored)), list(scored)[-1]
     changes = since_start(first, last) if first != last else {}
-    courses = {name: _course(name, scored, changes.get(name)) for name in scored[last]}
+    start = "base model" if first == chain[0] else f"before {first}"
+    courses = {name: _course(name, start, scored, changes.get(name)) for name in scored[last]}
     mean = courses.pop("mean")
     ordered = sorted(courses.values(), key=lambda course: (course.change.value or 0.0, course.name))
-    return Verdict(None if first == last or scored[first]["mean"].before is not None else first, last, mean, ordered)
+    return Verdict(first, last, mean, ordered)
 
 
-def _course(name: str, scored: Mapping[str, Mapping[str, Score]], since_start: Change | None) -> Course:
+def _course(name: str, start: str, scored: Mapping[str, Mapping[str, Score]], since_start: Change | None) -> Course:
     found = {stage: scores[name] for stage, scores in scored.items() if name in scores}
     first, *_, last = [*found.values()] * 2
-    start = [] if first.before is None else [Step("before", first.before)]
+    begun = [] if first.before is None else [Step(start, first.before)]
     if len(scored) == 1:
-        return Course(name, [*start, _step(*found, last.after, last.change)], last.change)
+        return Course(name, [*begun, _step(*found, last.after, last.change)], last.change)
     steps = [_step(stage, each.after, each.from_first) for stage, each in found.items()]
-    change = Interval.of(since_start, last.after - first.before) if start else last.from_first
-    return Course(name, [*start, *steps], change)
+    change = Interval.of(since_start) if begun else last.from_first
+    if change.value is None and len(found) > 1 and len({frozenset(scores) for scores in scored.values()}) == 1:
+        change = Interval(last.after - (first.before if begun else first.after))
+    return Course(name, [*begun, *steps], change)
 
 
 def _step(stage: str, value: float, change: Interval) -> Step:

@@ -19,10 +19,10 @@ _TEMPLATES = Environment(
 )
 
 
-def number_text(value: float | None, digits: int = 3) -> str:
-    """Return a number for people; empty for None."""
-    if pd.isna(value):
-        return ""
+def number_text(value: float | str | None, digits: int = 3) -> str:
+    """Return a number for people; a text unchanged; empty for None."""
+    if pd.isna(value) or isinstance(value, str):
+        return value if isinstance(value, str) else ""
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
@@ -31,7 +31,14 @@ def score_text(value: float | None, decimals: int = 3, sign: str = "") -> str:
     return "" if pd.isna(value) else f"{value:{sign}.{decimals}f}"
 
 
-_TEMPLATES.filters |= {"number": number_text, "share": score_text, "svg": Markup, "zip": zip}
+def short_name(environment: str) -> str:
+    """Return an environment's agent name without the common endings."""
+    for ending in ("_single_step_tool_use_with_argument_comparison_agent", "_simple_agent"):
+        environment = environment.removesuffix(ending)
+    return environment.removesuffix("_with_argument_comparison_agent")
+
+
+_TEMPLATES.filters |= {"number": number_text, "short": short_name, "share": score_text, "svg": Markup, "zip": zip}
 _TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda hours: duration(3600 * hours)}
 
 

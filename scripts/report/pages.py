@@ -34,13 +34,13 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     parents = {name: loaded.stages[name].parent or "" for name in stages}
     roles = {name: loaded.stages[name].roles for name in stages}
     write_overview(results, Lineage(parents, sweep_of, choices, roles), results / "overview.html")
-    table = pd.DataFrame(rows_of(paths[name] for name in stages))
-    write_text(results / "summary.csv", table.to_csv(index=False, float_format="%.6g"))
+    rows = list(rows_of(paths[name] for name in stages))
+    write_text(results / "summary.csv", pd.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
     evaluations = [readable(paths[name].evaluation, Evaluation, tells=True) for name in stages]
     benchmarks = [readable(paths[name].benchmarks, Benchmarks, tells=True) for name in (MODEL, *stages)]
     if any(evaluations) or any(benchmarks):
         page = results / "environments.html"
-        write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)])
+        write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)], rows)
     for sweep, varied in loaded.sweeps.items():
         among = [name for name, choice in loaded.choices.items() if choice.stage == sweep]
         write_sweep_page(results, sweep, varied, among, results / sweep / "sweep.html")

@@ -1,4 +1,4 @@
-"""Rollouts to read: per environment the largest changes of reward, and a random sample."""
+"""Rollouts to read: the worst and the best, per environment the largest changes of reward, and a random sample."""
 
 import difflib
 import re
@@ -9,10 +9,11 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from scripts.errors import shortened
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
+from scripts.stage.tables import ROW
 
 OF_A_KIND, AT_RANDOM = 3, 20
-LONGEST_TEXT = 1500
+LONGEST_TEXT, LONGEST_EXAMPLE = 1500, 280
 KINDS = {
     "fell": "reward fell",
     "rose": "reward rose",
@@ -24,7 +25,7 @@ _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rollouts with `kind`, the largest changes of each environment first; `is_random` marks the sample.
+    """Return rollouts with `kind`: lost rewards first, of each environment the largest; `is_random` marks the sample.
 
     The sample is uniform and the same on every call.
     """
@@ -34,19 +35,37 @@ def sample_rollouts(rollouts: pd.DataFrame) -> list[dict[str, Any]]:
     kinds = pd.Categorical(np.select(list(cases.values()), list(cases), "same"), list(KINDS))
     rows = rollouts.assign(kind=kinds, least=-change.abs().fillna(0.0))
     drawn = set(rows.sample(min(AT_RANDOM, len(rows)), random_state=0).index)
-    ordered = rows.sort_values(["environment", "kind", "least", "split", "line"])
+    ordered = rows.sort_values(["kind", "environment", "least", "split", "line"])
     most = ordered.groupby(["environment", "kind"], observed=True).head(OF_A_KIND).index
-    return [_shown(rows.loc[index]) | {"is_random": index in drawn} for index in dict.fromkeys([*most, *sorted(drawn)])]
+    return [
+        _shown(rows.loc[index]) | {"is_random": index in drawn, "kind_text": KINDS[rows.at[index, "kind"]]}
+        for index in dict.fromkeys([*most, *sorted(drawn)])
+    ]
 
 
-def _shown(row: pd.Series) -> dict[str, Any]:
-    shown = {key: None if pd.isna(value) else value for key, value in row.items()}
+def worst_and_best(first: pd.DataFrame, last: pd.DataFrame, when: str) -> list[dict[str, Any]]:
+    """Return the rollout that lost most and the rollout that gained most, from a first stage to a last.
+
+    `when`: "before" or "after" the first stage. Where no reward fell, the worst has the lowest reward; where none rose,
+    the best has the highest.
+    """
+    start, keys = ["response_before", "reward_before"], ["environment", *ROW]
+    begun = first[[*keys, f"response_{when}", f"reward_{when}"]].set_axis([*keys, *start], axis="columns")
+    rows = last.drop(columns=start).merge(begun, on=keys).dropna(subset=["reward_before", "response_after"])
+    change = rows["reward_after"] - rows["reward_before"]
+    ranked = [rows.assign(by=by).sort_values(["by", "reward_after"]) for by in (change.clip(upper=0), change.clip(0))]
+    picked = dict.fromkeys([ranked[0].index[0], ranked[1].index[-1]]) if len(rows) else ()
+    return [_shown(rows.loc[index], LONGEST_EXAMPLE) for index in picked]
+
+
+def _shown(row: pd.Series, longest: int = LONGEST_TEXT) -> dict[str, Any]:
+    shown = {key: None if pd.isna(value) else value for key, value in row.drop("tags", errors="ignore").items()}
     for key in ("prompt", "response_before", "response_after"):
-        shown[key] = None if shown[key] is None else shortened(str(shown[key]), LONGEST_TEXT)
+        shown[key] = None if shown[key] is None else shortened(str(shown[key]), longest)
     before, after = shown["response_before"], shown["response_after"]
     if before is not None and after is not None:
         shown["response_before"], shown["response_after"] = marked(before, after)
-    return shown | {"environment": short_name(shown["environment"]), "kind_text": KINDS[shown["kind"]]}
+    return shown | {"environment": short_name(shown["environment"])}
 
 
 def marked(before: str, after: str) -> tuple[Markup, Markup]:

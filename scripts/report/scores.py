@@ -1,12 +1,10 @@
 """Scores of a stage's held-out rows and benchmarks, with their changes."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
-from scripts.report.chart import interval
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change
 
 
@@ -32,13 +30,8 @@ class Interval(NamedTuple):
         """The sign of a clear change."""
         return {1: "▲", -1: "▼", 0: ""}[self.direction]
 
-    def drawn(self, reach: float) -> str:
-        """Return the change with the interval as SVG, on an axis from -reach to reach."""
-        return interval(*self, reach)
 
-
-@dataclass(frozen=True)
-class Score:
+class Score(NamedTuple):
     """A score before and after a stage; None: unknown. A benchmark has the standard `error`, and answers `cut`.
 
     `change` counts from the stage's start, `from_first` from the chain's first scored stage.
@@ -93,8 +86,3 @@ def scores_side_by_side(
     columns = [{score.name: score for score in scores_in(record)} for record in records]
     names = dict.fromkeys(name for scores in columns for name in scores)
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
-
-
-def reach_of(scores: Iterable[Score]) -> float:
-    """Return the largest absolute change or bound of a change."""
-    return max((abs(figure or 0.0) for score in scores for figure in score.change), default=0.0)

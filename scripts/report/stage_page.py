@@ -2,19 +2,18 @@
 
 import base64
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pandas as pd
 
 from scripts.program import run_command_line
 from scripts.records import Manifest, Preflight, read_if_there, read_record
-from scripts.report.curves import columns_by_name, figures_of, short_name
+from scripts.report.curves import columns_by_name, figures_of
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
-from scripts.report.scores import reach_of, scores_by_tag, scores_of
+from scripts.report.scores import scores_by_tag, scores_of
 from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.paths import StagePaths
-from scripts.stage.tables import ROLLOUTS, read_table
 
 
 def main(
@@ -26,7 +25,6 @@ def main(
     paths, blend = StagePaths(stage), read_record(manifest, Manifest) if manifest else None
     trained, quantized = TrainedStage(paths), TrainedStage(StagePaths(stage / "quantized"))
     parents = [TrainedStage(paths.sibling(parent["stage"])) for parent in trained.record["parents"][:1]]
-    rollouts = read_table(paths.rollouts, ROLLOUTS).drop(["tags"]).to_pandas() if paths.rollouts.exists() else None
     write_page(
         output,
         "stage.html",
@@ -38,10 +36,7 @@ def main(
         by_tag=scores_by_tag(trained.evaluation),
         benchmarks=scores_of(trained.benchmarks),
         quantized=[(each, scores_of(getattr(quantized, each))) for each in ("evaluation", "benchmarks")],
-        reach_of=reach_of,
-        samples=[] if rollouts is None else sample_rollouts(rollouts),
-        rollouts=0 if rollouts is None else len(rollouts),
-        data=composition(blend) if blend else [],
+        samples=[] if trained.rollouts is None else sample_rollouts(trained.rollouts),
         manifest=blend,
         preflight=read_if_there(paths.preflight, Preflight) or {},
     )
@@ -56,14 +51,6 @@ def _data_uri(metrics: pd.DataFrame) -> str:
         table = table.join(pd.DataFrame(columns, index=table.index).add_prefix(prefix))
     text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
     return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
-
-
-def composition(manifest: Manifest) -> list[dict[str, Any]]:
-    """Return each environment's rows in both splits and share of the training split, the largest first."""
-    splits = {split: manifest[split].get("environments", {}) for split in ("train", "validation")}
-    rows = pd.DataFrame(splits).fillna(0).astype(int).rename(short_name).rename_axis("environment").reset_index()
-    rows["share"] = rows["train"] / max(1, manifest["train"].get("rows", 0))
-    return rows.sort_values(["train", "environment"], ascending=[False, True]).to_dict("records")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Write the page of a sweep: its variants by score, and the curves of the best."""
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,11 +61,6 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
     return sorted(found.values(), key=lambda each: (-(each.mean.after if each.mean else -1.0), each.name))
 
 
-def value_text(value: Any) -> str:
-    """Return a setting's value as text."""
-    return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
-
-
 def write_sweep_page(
     results: Path, sweep: str, varied: Mapping[str, dict[str, Any]], choices: list[str], output: Path
 ) -> None:
@@ -85,5 +79,4 @@ def write_sweep_page(
         trained=len(trained),
         steps=sum(stage.record["step"] for stage in trained.values()),
         selection=selection_sentences(results, [chosen]),
-        text=value_text,
     )

@@ -22,7 +22,7 @@ from scripts.records import (
     read_record,
 )
 from scripts.report.cost import Cost, cost_of
-from scripts.report.curves import short_name
+from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
@@ -82,13 +82,39 @@ class TrainedStage:
         return read_if_there(self.paths.benchmarks, Benchmarks)
 
     @cached_property
-    def rewards(self) -> pd.DataFrame | None:
-        """Each held-out row's tags and rewards before and after the stage; None without rollouts."""
+    def rollouts(self) -> pd.DataFrame | None:
+        """Each held-out row's responses and rewards before and after the stage; None without rollouts."""
         if not self.paths.rollouts.exists():
             return None
-        columns = ["environment", *ROW, "tags", "reward_before", "reward_after"]
-        rollouts = read_table(self.paths.rollouts, ROLLOUTS).select(columns)
-        return rollouts.to_pandas().dropna(subset="reward_after")
+        return read_table(self.paths.rollouts, ROLLOUTS).to_pandas().dropna(subset="reward_after")
+
+    @cached_property
+    def way(self) -> dict[str, Any]:
+        """The chat template and, where recorded, the decoding of the held-out scores, without the seed."""
+        record: Any = self.record
+        while "chat_template" not in record and record.get("parents"):
+            record = record["parents"][0]
+        named = record.get("chat_template")
+        template = f"{named['name']} ({named['sha256'][:16]})" if named else "the model's own"
+        decoding = (self.evaluation or {}).get("decoding", {})
+        return {key: value for key, value in decoding.items() if key != "seed"} | {"chat template": template}
+
+    def is_asked_like(self, other: "TrainedStage") -> bool:
+        """Tell whether both stages were asked alike; an early version recorded no decoding."""
+        return len(self.way) == 1 or len(other.way) == 1 or self.way == other.way
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The data and the evaluation, as far as recorded."""
+        hashes, data = self.record["facts"], self.record.get("data") or {}
+        source = data.get("source") or {}
+        return {
+            "data: blend": data.get("blend"),
+            "data: source": " at ".join(source[key] for key in ("name", "revision") if key in source),
+            "data: training split": (hashes["train_split"] or "")[:16],
+            "data: validation split": (hashes["validation_split"] or "")[:16],
+            "evaluation: held-out rows": None if self.rollouts is None else len(self.rollouts),
+        } | {f"evaluation: {key}": value for key, value in self.way.items()}
 
     @cached_property
     def criteria(self) -> list[JudgedCriterion]:
@@ -124,11 +150,8 @@ def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
     """Return the cells of held-out scores; empty without scores or comparison."""
     if evaluation is None:
         return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
-    changes = {
-        short_name(name): entry["after"] - entry["before"]
-        for name, entry in evaluation["environments"].items()
-        if entry["before"] is not None
-    }
+    scored = {name: entry for name, entry in evaluation["environments"].items() if entry["before"] is not None}
+    changes = {short_name(name): entry["after"] - entry["before"] for name, entry in scored.items()}
     return {
         "held_out_before": evaluation["mean"]["before"],
         "held_out_after": evaluation["mean"]["after"],

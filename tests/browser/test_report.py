@@ -25,7 +25,7 @@ from scripts.report.overview import write_overview
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.sweep import write_sweep_page
 from tests.programs import until
-from tests.report_files import rollout, write_manifest, write_stage
+from tests.report_files import rollout, write_manifest, write_rollouts, write_stage
 
 PAGES = ("overview.html", "environments.html", "rlvr1/stage.html", "swept/sweep.html", "compare.html")
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
@@ -95,6 +95,18 @@ def pages(tmp_path_factory):
     return results
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """The overview of three stages, with the page of the second."""
+    results = tmp_path_factory.mktemp("few")
+    for name, parent in (("sft", None), ("rlvr1", "sft"), ("rlhf", "rlvr1")):
+        rows = [rollout(line, after=float(line % 3 > 0), prompt=f"{line} + {line}?") for line in range(40)]
+        write_rollouts(write_stage(results, name, parent), rows)
+    write_stage_page(results / "rlvr1", write_manifest(results), results / "rlvr1/stage.html")
+    write_overview(results, Lineage({"sft": "", "rlvr1": "sft", "rlhf": "rlvr1"}), results / "overview.html")
+    return results / "overview.html"
+
+
 def severe(browser) -> list[str]:
     """What went wrong on the pages since the last call, by the browser's own log."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
@@ -162,7 +174,7 @@ def test_an_embedded_page_says_whether_the_model_got_better_follows_its_own_link
 ):
     open_page(browser, (finished.results / "report.html").as_uri(), "Chain", 1, 2, "overview.html")
     shown_frame(browser, "filename=overview.html")
-    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text.startswith(("Better", "Worse", "No clear change"))
+    assert browser.find_element(By.CSS_SELECTOR, ".verdict").text in ("Better", "Worse", "No clear change")
     browser.find_element(By.CSS_SELECTOR, ".chain a[href='#stage-rlhf']").click()
     assert browser.execute_script("return document.querySelector(':target').id") == "stage-rlhf"
     assert "number 3" in browser.find_element(By.CSS_SELECTOR, "#stage-rlhf .embedded-only").text
@@ -214,16 +226,69 @@ def test_what_a_response_says_is_shown_and_never_run_and_a_filter_hides_what_lac
     assert browser.find_element(By.CSS_SELECTOR, "#curves output").text.startswith("1 of ")
 
 
+@pytest.mark.parametrize("width", [420, 1366])
 @pytest.mark.parametrize("page", PAGES)
-def test_a_narrow_window_needs_no_sideways_scrolling(browser, pages, page):
-    browser.set_window_size(420, 800)
+def test_a_window_of_a_phone_or_a_laptop_needs_no_sideways_scrolling(browser, pages, page, width):
+    browser.set_window_size(width, 800)
     try:
         browser.get((pages / page).as_uri())
-        assert browser.execute_script("return window.innerWidth") <= 520
+        assert browser.execute_script("return window.innerWidth") <= max(520, width)
         assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     finally:
         browser.set_window_size(1400, 900)
     assert severe(browser) == []
+
+
+def test_the_first_screen_has_verdict_score_cost_stages_and_the_worst_and_the_best_example(browser, few):
+    browser.set_window_size(1366, 900)
+    try:
+        browser.get(few.as_uri())
+        script = "return [...document.querySelectorAll('.first h2')].map(h => [h.textContent, h.getBoundingClientRect().bottom])"
+        found = dict(browser.execute_script(script))
+        heads = ("Verdict", "Mean held-out", "Cost", "To look at next", "Stages", "Worst example", "Best example")
+        for head in heads:
+            assert [bottom for text, bottom in found.items() if text.startswith(head) and bottom < 768], head
+        assert browser.find_element(By.CSS_SELECTOR, ".chain b").text == "+0.25 ▲"
+    finally:
+        browser.set_window_size(1400, 900)
+    assert severe(browser) == []
+
+
+def test_a_chart_shows_the_values_nearest_to_the_pointer(browser, pages):
+    browser.get((pages / "rlvr1/stage.html").as_uri())
+    chart = browser.find_element(By.CSS_SELECTOR, "svg.chart")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(browser).move_to_element_with_offset(chart, chart.size["width"] // 2 - 15, 0).perform()
+    tip = browser.find_element(By.CSS_SELECTOR, ".tip")
+    assert tip.is_displayed() and tip.text.endswith("step 10: 1")
+    ActionChains(browser).move_to_element(browser.find_element(By.TAG_NAME, "h2")).perform()
+    assert not tip.is_displayed()
+
+
+def test_lines_are_brighter_on_a_dark_page(browser, pages):
+    def look() -> tuple[str, str]:
+        browser.get((pages / "rlvr1/stage.html").as_uri())
+        script = "return ['body', 'polyline'].map(name => getComputedStyle(document.querySelector(name)))"
+        return tuple(
+            browser.execute_script(f"const [a, b] = (() => {{ {script} }})(); return [a.backgroundColor, b.stroke]")
+        )
+
+    light = look()
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    try:
+        assert light == ("rgb(255, 255, 255)", "rgb(0, 114, 178)")
+        assert look() == ("rgb(20, 23, 26)", "rgb(92, 184, 255)")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_filter_unfolds_the_rollouts_of_a_stage(browser, few):
+    browser.get(few.with_name("rlvr1").joinpath("stage.html").as_uri())
+    shown = lambda: sum(item.is_displayed() for item in browser.find_elements(By.CSS_SELECTOR, ".rollout"))  # noqa: E731
+    assert shown() == 6
+    browser.find_element(By.CSS_SELECTOR, "#rollouts input").send_keys("validation")
+    assert shown() > 6
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "environments.html"])  # a column a stage, 100 here

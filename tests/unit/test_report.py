@@ -1,6 +1,7 @@
 """The report's pages say what the records say, escape what comes from data, and draw it for every eye."""
 
 import base64
+import html
 import math
 import re
 from functools import partial
@@ -13,14 +14,14 @@ import pytest
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import parse_config
-from scripts.report.chart import MOST_POINTS, Line, interval, line_chart
+from scripts.report.chart import MOST_POINTS, Line, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
 from scripts.report.cost import cost_of
 from scripts.report.curves import figures_of, short_name
 from scripts.report.environments import colour, write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
-from scripts.report.rollouts import marked, sample_rollouts
+from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
 from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.sweep import read_variants, write_sweep_page
@@ -139,10 +140,29 @@ def test_a_line_without_a_value_is_not_in_the_legend_and_the_others_keep_their_c
     assert second.find("polyline").get("stroke") == first.findall("polyline")[1].get("stroke")
 
 
-def test_an_interval_says_its_figures_and_is_empty_where_nothing_is_known():
-    assert interval(None, None, None, 1) == ""
-    assert 'aria-label="+0.100, from -0.100 to +0.300"' in interval(0.1, -0.1, 0.3, 0.3)
-    assert 'aria-label="+0.100"' in interval(0.1, None, None, 0.1)
+def texts_of(chart: str) -> list[str]:
+    """The texts of a drawing."""
+    return ["".join(text.itertext()) for text in drawn(chart).iter("text")]
+
+
+def test_positive_values_over_more_than_two_decades_get_a_log_scale_that_the_axis_names():
+    def chart(*values: float, log: bool = True) -> str:
+        return line_chart("t", "loss", [Line("", list(range(len(values))), values)], log=log)
+
+    svg = chart(1.0, 0.1, 0.001)
+    assert "loss, log scale" in texts_of(svg) and {"0.001", "0.01", "0.1", "1"} <= {*texts_of(svg)}
+    first, second, third = (y for _, y in points_of(drawn(svg).find("polyline")))
+    assert third - second == pytest.approx(2 * (second - first), abs=0.2)
+    for plain in (chart(1.0, 0.1, 0.02), chart(1.0, 0.001, 0.0), chart(1.0, -0.001), chart(1.0, 0.001, log=False)):
+        assert "loss" in texts_of(plain)
+
+
+def test_a_narrow_range_far_from_0_has_plain_ticks():
+    assert {"5.8902", "5.8904"} <= {*texts_of(chart_of(5.8901, 5.8905))}
+
+
+def test_a_chart_carries_its_values_for_the_pointer():
+    assert drawn(chart_of(0.5, None, 0.25)).find("polyline").get("data-values") == "0:0.5 2:0.25"
 
 
 def test_the_curves_show_what_was_measured_and_nothing_else_six_lines_a_chart(metrics):
@@ -212,9 +232,10 @@ def test_the_page_of_a_stage_has_every_part(results):
     page = page_of(results, "rlvr1")
     assert page == page_of(results, "rlvr1")
     assert "<td>-0.062</td><td>-0.500</td><td>+0.375</td>" in page
+    assert 'aria-label="+0.250, from +0.125 to +0.375"' in page
     for part in ("curves", "held-out", "gate", "rollouts", "config", "data", "time"):
         assert f'<section id="{part}"' in page
-    assert "12 min, 0.8 GPU-hours" in page
+    assert "12 min</p><p>10 steps, 0.8 GPU-hours" in page
     assert "held_out_change is 0.25, at least 0.5 was wanted" in page
     assert re.search(r'<th scope="row">algorithm</th><td class="long">sft</td><td class="long">grpo</td>', page)
     assert "<td>3</td><td>3</td><td>0.750</td>" in page
@@ -257,8 +278,8 @@ def test_rollouts_to_read_are_those_that_changed_most_of_each_kind_and_some_at_r
     rows += [rollout(999, environment=MCQA, reward_before=None, response_before=None)]
     samples = sample_rollouts(pd.DataFrame(rows))
     chosen = [(sample["kind"], sample["line"]) for sample in samples[:14]]
-    assert chosen[:7] == [("fell", 0), ("fell", 1), ("fell", 2), ("rose", 99), ("rose", 98), ("rose", 97), ("same", 50)]
-    assert chosen[7:11] == [("zero", 100), ("zero", 101), ("zero", 102), ("new", 999)]
+    assert chosen[:6] == [("fell", 0), ("fell", 1), ("fell", 2), ("rose", 99), ("rose", 98), ("rose", 97)]
+    assert chosen[6:11] == [("zero", 100), ("zero", 101), ("zero", 102), ("same", 50), ("new", 999)]
     drawn = [sample["line"] for sample in samples if sample["is_random"]]
     again = [sample["line"] for sample in sample_rollouts(pd.DataFrame(rows)) if sample["is_random"]]
     assert len(set(drawn)) == 20 and max(drawn) > 50 and drawn == again
@@ -271,6 +292,25 @@ def test_what_only_one_response_says_is_marked_and_escaped_and_a_long_one_is_sho
     assert after == "the &lt;b&gt;sum&lt;/b&gt; is <ins>5!</ins>"
     (sample,) = sample_rollouts(pd.DataFrame([rollout(1, response_before=None, response_after="x" * 99_999)]))
     assert len(sample["response_after"]) == 1500
+
+
+def test_a_stages_page_folds_all_rollouts_but_six(results):
+    write_rollouts(results / "rlvr1", [rollout(line, after=float(line % 2)) for line in range(40)])
+    page = page_of(results, "rlvr1")
+    shown, _, folded = page.partition("<details>")
+    assert shown.count("<article") == 6 and folded.count("<article") == page.count("<article") - 6
+    assert f"{folded.count('<article')} more rollouts" in folded
+
+
+def test_the_worst_and_the_best_example_count_from_the_chains_start():
+    first = pd.DataFrame([rollout(line, before=line / 10, after=0.5) for line in range(4)])
+    last = pd.DataFrame([rollout(line, before=0.5, after=after) for line, after in enumerate((0.0, 0.9, 0.1, 0.3))])
+    found = [
+        (each["line"], each["reward_before"], each["reward_after"]) for each in worst_and_best(first, last, "before")
+    ]
+    assert found == [(2, 0.2, 0.1), (1, 0.1, 0.9)]
+    assert [each["reward_before"] for each in worst_and_best(first, last, "after")] == [0.5, 0.5]
+    assert len(worst_and_best(first[:1], last, "before")) == 1 and worst_and_best(first[:0], last, "before") == []
 
 
 def test_settings_that_differ_are_told_with_both_values():
@@ -292,8 +332,11 @@ def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_pat
     del second["environments"][MCQA]
     table = scores_side_by_side([first, second])
     assert list(table) == ["math_with_judge", "mcqa", "mean"] and table["mcqa"][1] is None
-    write_environments_page([first, second], tmp_path / "map.html")
+    costs = [{"stage": "sft", "hours": 0.5, "gpu_hours": 4.0}, {"stage": "rlvr1", "gate": "damaged"}]
+    write_environments_page([first, second], tmp_path / "map.html", summary=costs)
     text = (tmp_path / "map.html").read_text()
+    assert '<th scope="row">time</th><td>30 min</td><td></td>' in text
+    assert '<th scope="row">GPU-hours</th><td>4</td><td></td>' in text
     assert text.count(">0.25</td>") == 3 and text.count(">0.50 ▲</td>") == 2
     assert 'title="+0.250 (+0.125 to +0.375)"' in text
 
@@ -316,7 +359,7 @@ def test_the_overview_shows_chains_in_lines_and_where_one_branches_off(results):
         for line in re.findall(r'<div class="chain">(.*?)</div>', page, re.DOTALL)
     ]
     assert lines == [([], [("warn", "sft"), ("warn", "rlvr1")]), (["sft"], [("warn", "a"), ("open", "c")])]
-    assert 'aria-label="rlvr1: 10 steps, 12 min, 0.8 GPU-hours, gate warn"' in page
+    assert 'aria-label="rlvr1: 10 steps, 12 min, 0.8 GPU-hours, gate warn, held-out change +0.25"' in page
 
 
 def judged(stage: str, changes: dict[str, tuple[float, ...]]) -> dict:
@@ -335,10 +378,10 @@ def test_the_overview_begins_with_better_or_worse_where_by_how_much_and_at_what_
     scores = {MATH: (0.75, 0.25, 0.2, 0.4), MCQA: (0.25, -0.25, -0.3, -0.2)}
     write_json(results / "rlvr1/eval.json", judged("rlvr1", scores))
     said = said_by(overview_of(results, Lineage({"sft": "", "rlvr1": "sft"})))
-    assert "No clear change: the mean held-out score went from 0.50 after sft to 0.50 after rlvr1 (+0.00" in said
-    assert "Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
-    assert "2 of 2 stages trained, 20 steps, 24 min, 1.6 GPU-hours. Gates: 2 warn." in said
-    assert said.index("mean of 2 environments") < said.index("0.50 → 0.25 ▼ -0.25") < said.index("0.50 → 0.75 ▲ +0.25")
+    assert "Verdict No clear change Worse in mcqa (-0.25). Better in 1 of 2, most in math_with_judge (+0.25)." in said
+    assert "Mean held-out score 0.50 → 0.50 sft → rlvr1: +0.00" in said
+    assert "2 of 2 stages trained, 20 steps. Gates: 2 warn." in said and "24 min 1.6 GPU-hours, 2 attempts" in said
+    assert said.index("score, 2 environments") < said.index("0.50 → 0.25 ▼ -0.25") < said.index("0.50 → 0.75 ▲ +0.25")
 
 
 def test_the_overview_counts_from_the_model_at_the_start_and_names_a_lone_environment(results):
@@ -351,11 +394,24 @@ def test_the_overview_counts_from_the_model_at_the_start_and_names_a_lone_enviro
             results / stage,
             [rollout(line, **{k: float(line < v * 16) for k, v in rewards.items()}) for line in range(16)],
         )
-    said = said_by(overview_of(results, Lineage({"sft": "", "rlvr1": "sft"})))
-    wanted = "Better: the held-out score of math_with_judge went from 0.12 of the model at the start to 0.75 after rlvr1 (+0.62"
-    assert wanted in said and "interval +0.40 to +0.87" in said
-    assert "0.12 after before, 0.38 after sft, 0.75 after rlvr1" in (results / "overview.html").read_text()
-    assert "mean of" not in said and "no environment" not in said
+    page = overview_of(results, Lineage({"sft": "", "rlvr1": "sft"}))
+    said = said_by(page)
+    assert "Held-out score of math_with_judge 0.12 → 0.75 base model → rlvr1: +0.62 ▲95" in said
+    assert "interval +0.40 to +0.87" in said and "Verdict Better" in said
+    assert "base model 0.12, sft 0.38, rlvr1 0.75" in page and page.count("<figure") == 1
+    assert "Mean held-out" not in said and "no environment" not in said
+    assert "Worst example: math_with_judge, reward 0.00 → 0.00" in said and "Best example" in said
+
+
+def test_the_overview_gives_the_reason_where_nothing_is_compared_or_rows_are_few(results):
+    lineage = Lineage({"sft": "", "rlvr1": "sft"})
+    for stage in ("sft", "rlvr1"):
+        write_json(results / stage / "eval.json", evaluation(stage, None))
+    said = said_by(overview_of(results, lineage))
+    assert "No clear change An interval takes 10 held-out rows, and two of every environment." in said
+    (results / "rlvr1/eval.json").unlink()
+    said = said_by(overview_of(results, lineage))
+    assert "Not compared Neither the start of sft nor another stage was scored." in said
 
 
 def test_the_overview_tells_trained_and_untrained_stages_apart(results):
@@ -478,12 +534,70 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     sft, rlvr1, alone = compare({run: read_run(tmp_path / run) for run in "ab"})
     assert (sft.name, rlvr1.name, alone.name) == ("sft", "rlvr1", "aside") and list(alone.stages) == ["b"]
     assert [stage.is_identical for stage in (sft, rlvr1, alone)] == [True, False, False]
-    assert sft.settings == [] and rlvr1.settings == [("lr", [1e-4, 1e-3])]
+    assert sft.differing == [] and rlvr1.differing == [("evaluation: held-out rows", [14, 12]), ("lr", [1e-4, 1e-3])]
+    assert rlvr1.apart == {"b": "10 of 14 held-out rows are common"}
     assert "a from" in rlvr1.figures[0].svg and "; b from" in rlvr1.figures[0].svg
     mean, math, _ = rlvr1.held_out
     assert (mean.name, math.name, math.scores) == ("mean", "math_with_judge", [0.5, 0.5])
     assert math.changes[0] is None and math.changes[1]["value"] == 0.625, "on the ten rows that both answered"
     assert math.changes[1]["low"] > 0.5
+
+
+def asked_otherwise(results: Path, way: str) -> None:
+    """Change a stage's rows, length or chat template."""
+    stage = write_stage(results, "sft")
+    record, scores = read_json(stage / "ckpt/record.json"), evaluation("sft", 0.25, 0.75)
+    record["files"] = {"model.safetensors": {"bytes": 1, "sha256": "1"}}
+    scores["decoding"] = {"max_new_tokens": 8 if way == "length" else 32, "temperature": 0.0, "seed": 7}
+    if way == "template":
+        record["chat_template"] = {"name": "terse", "sha256": "a" * 64}
+    if way == "rows":
+        write_rollouts(stage, [rollout(line, prompt="3 + 3?") for line in range(12)])
+    write_json(stage / "ckpt/record.json", record | {"facts": record["facts"] | {"validation_split": way}})
+    write_json(stage / "eval.json", scores)
+
+
+@pytest.mark.parametrize(
+    ("way", "reason", "differs"),
+    [
+        ("rows", "0 of 12 held-out rows are common", "evaluation: held-out rows"),
+        ("length", "max_new_tokens 8, not 32", "evaluation: max_new_tokens"),
+        ("template", "chat template terse (aaaaaaaaaaaaaaaa), not the model's own", "evaluation: chat template"),
+    ],
+)
+def test_scores_on_other_rows_lengths_or_templates_are_never_side_by_side(tmp_path, way, reason, differs):
+    write_stage(tmp_path / "a", "sft")
+    scores = evaluation("sft", 0.25, 0.5) | {"decoding": {"max_new_tokens": 32, "temperature": 0.0, "seed": 0}}
+    write_json(tmp_path / "a/sft/eval.json", scores)
+    asked_otherwise(tmp_path / "b", way)
+    write_comparison([tmp_path / "a", tmp_path / "b"], tmp_path / "compare.html")
+    said = html.unescape(said_by((tmp_path / "compare.html").read_text()))
+    assert f"Not comparable sft: b beside a: {reason}." in said
+    assert said.index("Not comparable") < said.index("What differs") < said.index(f"sft: {differs}")
+    assert "sft: data: validation split" in said and "0.500 0.750" not in said
+    assert "not comparable with the other runs" in said and "No clear difference" not in said
+
+
+def test_a_chat_template_that_an_ancestor_named_counts_as_the_stages(tmp_path):
+    record = write_stage(tmp_path, "rlvr1", "sft") / "ckpt/record.json"
+    known = read_json(record)
+    known["parents"][0]["chat_template"] = {"name": "terse", "sha256": "a" * 64}
+    assert TrainedStage(StagePaths(tmp_path / "rlvr1")).way == {"chat template": "the model's own"}
+    write_json(record, known)
+    assert TrainedStage(StagePaths(tmp_path / "rlvr1")).way == {"chat template": "terse (aaaaaaaaaaaaaaaa)"}
+
+
+def test_seeds_and_scores_without_a_recorded_decoding_stay_comparable(tmp_path):
+    for run, decoding in (
+        ("a", {"max_new_tokens": 8, "seed": 0}),
+        ("b", {"max_new_tokens": 8, "seed": 1}),
+        ("c", None),
+    ):
+        write_stage(tmp_path / run, "sft")
+        scores = evaluation("sft") | ({"decoding": decoding} if decoding else {})
+        write_json(tmp_path / run / "sft/eval.json", scores)
+    (sft,) = compare({run: read_run(tmp_path / run) for run in "abc"})
+    assert sft.apart == {}
 
 
 def test_scores_by_tag_stand_on_the_stages_page_and_are_compared_where_both_runs_have_them(tmp_path):

@@ -43,6 +43,7 @@ for (const part of document.querySelectorAll("[data-filter]")) {
   const isChosen = item => choices.every(({ name, select }) => !select.value || item.dataset[name].split(";").includes(select.value));
   const show = () => {
     const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const rest of part.querySelectorAll("details")) rest.open ||= words.length > 0 || choices.some(({ select }) => select.value);
     items.forEach((item, number) => { item.hidden = !(isChosen(item) && words.every(word => texts[number].includes(word))); });
     count.textContent = `${items.filter(item => !item.hidden).length} of ${items.length}`;
   };
@@ -58,4 +59,30 @@ for (const part of document.querySelectorAll("[data-filter]")) {
   const heading = part.querySelector("h2, h3");
   heading ? heading.after(tools) : part.prepend(tools);
   show();
+}
+
+// The values nearest to the pointer, beside it.
+const tip = document.createElement("div");
+tip.className = "tip";
+tip.hidden = true;
+document.body.append(tip);
+for (const chart of document.querySelectorAll("svg.chart")) {
+  const lines = [...chart.querySelectorAll("polyline")].map(line => ({
+    label: line.dataset.label,
+    values: line.dataset.values.split(" ").map(pair => pair.split(":")),
+    places: line.getAttribute("points").trim().split(" ").map(point => Number(point.split(",")[0])),
+  }));
+  const axis = chart.dataset.axis;
+  chart.addEventListener("pointermove", event => {
+    const x = new DOMPoint(event.clientX, event.clientY).matrixTransform(chart.getScreenCTM().inverse()).x;
+    const found = lines.map(({ label, values, places }) => {
+      const near = places.reduce((best, place, at) => (Math.abs(place - x) < Math.abs(places[best] - x) ? at : best), 0);
+      return `${label ? label + ", " : ""}${axis} ${values[near][0]}: ${values[near][1]}`;
+    });
+    tip.textContent = found.join("\n");
+    tip.hidden = false;
+    tip.style.left = Math.max(4, Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)) + "px";
+    tip.style.top = Math.max(4, event.clientY - tip.offsetHeight - 12) + "px";
+  });
+  chart.addEventListener("pointerleave", () => { tip.hidden = true; });
 }
