@@ -1,17 +1,13 @@
 """The report and its pages open in a real browser, offline, and show what they should."""
 
 import csv
-import os
-import shutil
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from selenium import webdriver
 from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -28,35 +24,6 @@ from tests.programs import until
 from tests.report_files import rollout, write_manifest, write_rollouts, write_stage
 
 PAGES = ("overview.html", "environments.html", "rlvr1/stage.html", "swept/sweep.html", "compare.html")
-REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-
-
-@pytest.fixture(scope="module")
-def downloads(tmp_path_factory):
-    """Where the browser saves files."""
-    return tmp_path_factory.mktemp("downloads")
-
-
-@pytest.fixture(scope="module")
-def browser(downloads):
-    """Headless Chromium without a network."""
-    if not (CHROMIUM and DRIVER):
-        reason = "chromium and chromedriver are not installed (Debian: apt-get install chromium chromium-driver)"
-        (pytest.fail if REQUIRED else pytest.skip)(reason)
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        *("--window-size=1400,900", "--host-resolver-rules=MAP * ~NOTFOUND"),
-    ):
-        options.add_argument(flag)
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
 
 
 def visit(browser, *texts: str) -> None:

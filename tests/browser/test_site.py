@@ -3,7 +3,6 @@
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
-from tests.browser.test_report import browser, downloads  # noqa: F401
 from tests.conftest import ROOT
 from tests.programs import until
 
@@ -13,7 +12,7 @@ ASKED = "return [...document.querySelectorAll('[src], link[href]')].map(each => 
 
 
 @pytest.fixture
-def opened(browser):  # noqa: F811
+def opened(browser):
     """A page of the site by its name, once its script has run."""
     if not SITE.is_dir():
         pytest.skip("no site is built: make docs")
@@ -26,14 +25,14 @@ def opened(browser):  # noqa: F811
 
 
 @pytest.mark.parametrize("page", ["index.html", "howto/data.html", "reference/recipe.html"])
-def test_a_page_asks_no_other_host_and_reports_no_error(browser, opened, page):  # noqa: F811
+def test_a_page_asks_no_other_host_and_reports_no_error(browser, opened, page):
     opened(page)
     assert {url.partition(":")[0] for url in browser.execute_script(ASKED)} <= {"file", "data"}
     assert browser.get_log("browser") == []
 
 
 @pytest.mark.parametrize("wish", ["reward model", "GGUF", "rejection sampling", "Kubernetes"])
-def test_a_wish_is_found_from_a_folder(browser, opened, wish):  # noqa: F811
+def test_a_wish_is_found_from_a_folder(browser, opened, wish):
     opened("howto/data.html")
     browser.find_element("css selector", ".md-search__button").click()
     until(lambda: "Filters" in (browser.execute_script(f"{SEARCH} host.shadowRoot.textContent") or ""))
