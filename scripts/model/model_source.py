@@ -25,9 +25,14 @@ class SourceOfModel(TypedDict):
 def sync_source(model: PretrainedModel, directory: Path) -> None:
     """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow.
 
-    Hash a file again only where size or time stamp changed. Raise UserError where the model's folder is missing, or
-    reads as a repository's name.
+    Hash a file again only where size or time stamp changed.
     """
+    if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
+        write_json(directory / SOURCE, source)
+
+
+def check_source(model: PretrainedModel, directory: Path) -> None:
+    """Raise UserError for a missing folder or template, or a folder that reads as a repository's name."""
     if model.folder is None and Path(model.name).is_dir():
         raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
     if model.folder is not None and not model.folder.is_dir() and not (directory / "hf/record.json").exists():
@@ -35,8 +40,8 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
-    if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
-        write_json(directory / SOURCE, source)
+    if model.chat_template is not None:
+        template_of(model)
 
 
 def is_made_anew(model: PretrainedModel, directory: Path) -> bool:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Place, Strict
 
 MODEL = "model"
 """The name of a recipe's own pretrained model, and its folder beside the stages'."""
@@ -46,10 +46,10 @@ class PretrainedModel(Strict):
         "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
     }
 
-    name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
+    name: Place = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
     revision: str | None = None
     """Commit of the repository."""
-    chat_template: str | None = None
+    chat_template: Place | None = None
     """A file with the chat template (Jinja), instead of the model's, if any."""
     eos_token: str | None = None
     """The token that ends an answer, instead of the tokenizer's."""

@@ -21,7 +21,7 @@ from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed, nearest
+from scripts.recipe.strict import Name, Place, Strict, invalid, matching, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -54,6 +54,12 @@ AnyStage = Annotated[
 ]
 
 
+def _kind_of_model(model: Any) -> str:
+    """Return the tag of a recipe's model, which is pretrained unless a width is given."""
+    is_random = isinstance(model, RandomModel) or (isinstance(model, dict) and model.keys() & RandomModel.model_fields)
+    return "<random>" if is_random else "<pretrained>"
+
+
 class Recipe(Strict):
     """A model's stages, blends and sources; ``defaults`` holds settings shared by the stages of an algorithm."""
 
@@ -72,10 +78,13 @@ class Recipe(Strict):
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field({})
     """Revision, by dataset repository, of the external tables of placeholder rows; none: main."""
-    model: RandomModel | PretrainedModel
+    model: Annotated[
+        Annotated[RandomModel, Tag("<random>")] | Annotated[PretrainedModel, Tag("<pretrained>")],
+        Discriminator(_kind_of_model),
+    ]
     models: dict[Name, PretrainedModel] = Field({})
     """More pretrained models, for stages to name as teachers or reward models; `model` is the name of the recipe's."""
-    environments: dict[Name, str] = Field({})
+    environments: dict[Name, Place] = Field({})
     """Environments of yours: by name, the Python file with functions that reward rows of the name."""
     blends: dict[Name, Blend]
     evaluation: Evaluation | None = None

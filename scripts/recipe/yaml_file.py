@@ -20,6 +20,19 @@ from scripts.recipe.strict import NAME, nearest
 SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
+KINDS |= dict.fromkeys(("dict", "model"), "a section of keys")
+SHAPES = {
+    "model": "; {name: ...} names a folder (/... or ./...) or a repository of the hub",
+    "parent": "; one model is made of several by algorithm: merge",
+    "tracking": "; {project: NAME} logs in Weights & Biases, and report_to of the site elsewhere",
+} | dict.fromkeys(
+    ("environment", "environments"), "; an environment of yours adds weighed rewards (docs/environments.md)"
+)
+"""Hints for keys with a value of another shape."""
+TAG = re.compile(
+    r"<.*|\[key\]|[A-Z][a-z]\w*|(constrained-|function-)?(str|int|float|bool|list|dict|literal|after|before)(\[.*)?"
+)
+"""Parts of pydantic's own in a location: a key's mark, and the types of a union."""
 SOURCES = ("synthetic", "hub", "folder")
 NEEDS = {
     "_tag_of()": "needs an algorithm: sft, grpo, dpo, reward, ...",
@@ -88,12 +101,13 @@ class YamlFile:
         try:
             return model.model_validate(self.data if data is None else data)
         except ValidationError as error:
-            lines: dict[tuple[Any, ...], str] = {}
+            said: dict[tuple[Any, ...], tuple[str, dict[str, None]]] = {}
             for detail in error.errors():
                 location, message = _described(detail)
                 place = self.line_of(location) if location else None
-                lines.setdefault((place, tuple(location[2:]), message), f"{self.key(*location)}: {message}")
-            raise UserError("\n  ".join(lines.values())) from None
+                said.setdefault((place, *location[2:]), (self.key(*location), {}))[1][message] = None
+            lines = [f"{key}: {', or '.join(messages)}" for key, messages in said.values()]
+            raise UserError("\n  ".join(lines)) from None
 
     def refuse_credentials(self) -> None:
         """UserError, without an echo, where the values hold a password, token or key."""
@@ -180,11 +194,10 @@ def _described(detail: Any) -> tuple[list[str], str]:
     """Return the key and the words of one of pydantic's errors."""
     context, kind, value = detail.get("ctx", {}), detail["type"], detail["input"]
     parts = context["at"].split(".") if "at" in context else [str(part) for part in detail["loc"]]
-    # parts of pydantic's own: a key's mark, and tags of unions
     location = [
         part
         for before, part in zip(["", *parts], parts, strict=False)
-        if part != "[key]" and not part.startswith("<") and not (before == "source" and part in SOURCES)
+        if not TAG.fullmatch(part) and not (before == "source" and part in SOURCES)
     ]
     location += [context["key"]] if "key" in context else []
     discriminator = str(context.get("discriminator"))
@@ -199,7 +212,10 @@ def _described(detail: Any) -> tuple[list[str], str]:
     if kind == "string_pattern_mismatch" and context["pattern"] == NAME:
         return location, f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
     if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type")):
-        return location, f"must be {wanted}, not {shortened(str(value), SHOWN)}"
+        is_shape = isinstance(value, list | dict) or wanted == KINDS["model"]
+        hint = SHAPES.get(location[-1], "") if location and is_shape else ""
+        wanted = "one text" if is_shape and wanted == KINDS["string"] else wanted
+        return location, f"must be {wanted}, not {shortened(str(value), SHOWN)}{hint}"
     return location, detail["msg"][0].lower() + detail["msg"][1:]
 
 
