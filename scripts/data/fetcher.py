@@ -120,5 +120,7 @@ class Fetcher:
 def _folder(source: FolderSource) -> Path:
     folder = Path(source.path)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder, but named as the recipe's source; correct the path")
+        is_file = "a file; name its folder as path, and the file as file of the blend"
+        says = is_file if folder.is_file() else "no such folder, but named as the recipe's source; correct the path"
+        raise UserError(f"{folder}: {says}")
     return folder

@@ -1,17 +1,25 @@
 """Record the source of a pretrained model's export: changed content counts, a touched file does not."""
 
+import fnmatch
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.files import sha256_file, sha256_text, write_json
-from scripts.model.hugging_face import model_files
+from scripts.model.hugging_face import chosen_files, model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import read_if_there
 from scripts.rows.chat_format import chat_template_of, read_template
 
 SOURCE, SEEN = "source.json", "seen.json"
+OTHER_KINDS = {
+    "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
+    "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
+    "*.bin": "its weights only as pickled *.bin; save_pretrained() them from transformers, and name that folder",
+    "consolidated*": "a model in its maker's own format; name the repository in Hugging Face's",
+}
 
 
 class SourceOfModel(TypedDict):
@@ -40,8 +48,21 @@ def check_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
+    if model.folder is not None and model.folder.is_dir():
+        check_format(model.name, [path.name for path in model.folder.iterdir()])
     if model.chat_template is not None:
         template_of(model)
+
+
+def check_format(name: str, files: Collection[str]) -> None:
+    """Raise UserError where the files of a model are not in Hugging Face's format."""
+    chosen = chosen_files(files)
+    if "config.json" in chosen and any(each.endswith(".safetensors") for each in chosen):
+        return
+    found = next((says for pattern, says in OTHER_KINDS.items() if fnmatch.filter(files, pattern)), None)
+    lacking = "config.json" if "config.json" not in chosen else "model.safetensors, nor an index and its shards"
+    says = f"holds {found}" if found else f"no model in Hugging Face's format: it has no {lacking}"
+    raise UserError(f"model.name: {name}: {says}")
 
 
 def is_made_anew(model: PretrainedModel, directory: Path) -> bool:

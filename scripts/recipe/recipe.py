@@ -272,6 +272,7 @@ class Recipe(Strict):
             if (kind := self.blends[stage.blend].kind) != stage.kind:
                 says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {kind}"
                 raise invalid(says, f"stages.{name}.blend")
+            self._rows_suffice(name, stage)
         for checkpoint in self.checkpoints.values():
             last = self.stages[checkpoint.stage].planned_step(None)
             if last is not None and checkpoint.step > last:
@@ -281,6 +282,14 @@ class Recipe(Strict):
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
+
+    def _rows_suffice(self, name: str, stage: StageSettings) -> None:
+        """Refuse a stage whose step takes more rows than will be written to train on."""
+        blend = self.blends[stage.blend]
+        if self.is_synthetic(blend) and blend.rows and isinstance(blend.holdout, int):
+            left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
+            if 0 < left < taken:
+                raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
 
     def _goes_on(self, name: str, stage: StageSettings) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
@@ -300,6 +309,10 @@ class Recipe(Strict):
             raise invalid("subset and split are of a blend's own source; name the source there", "source")
         for name, blend in self.blends.items():
             at = f"blends.{name}"
+            held_out = blend.test + (blend.holdout if isinstance(blend.holdout, int) else 1)
+            if self.is_synthetic(blend) and (blend.rows is None or blend.rows <= held_out):
+                says = "is missing: how many to write" if blend.rows is None else f"{blend.rows} are all held out"
+                raise invalid(f"{says}; holdout and test take {held_out} of them", f"{at}.rows")
             if self.is_synthetic(blend) and (blend.is_composed or blend.format != "jsonl"):
                 raise invalid("the recipe's source is synthetic, whose rows are ready; give it a source", at)
             if isinstance(self.source, SyntheticSource) and any(part.source is None for part in blend.sources):

@@ -75,7 +75,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     words = sorted(words)
     if word.lower() in ELSEWHERE and word.lower() not in words:
         return f"; here that is {ELSEWHERE[word.lower()]}"
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    longer = [each for each in words if len(word) > 2 and word in each]
+    close = longer if len(longer) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
 
 
@@ -100,7 +101,7 @@ class Strict(BaseModel):
     which change no weight but for rounding and random numbers.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     gone: ClassVar[dict[str, str]] = {}
     ADDED: ClassVar[tuple[str, ...]] = ()
     PLACING: ClassVar[tuple[str, ...]] = ()

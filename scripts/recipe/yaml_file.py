@@ -21,13 +21,15 @@ SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
 KINDS |= dict.fromkeys(("dict", "model"), "a section of keys")
+KINDS |= {"tuple": "a list of column, sign and value, such as [answer, '>', 3]"}
+WEIGHED = "; an environment of yours adds weighed rewards (docs/environments.md)"
 SHAPES = {
-    "model": "; {name: ...} names a folder (/... or ./...) or a repository of the hub",
-    "parent": "; one model is made of several by algorithm: merge",
-    "tracking": "; {project: NAME} logs in Weights & Biases, and report_to of the site elsewhere",
-} | dict.fromkeys(
-    ("environment", "environments"), "; an environment of yours adds weighed rewards (docs/environments.md)"
-)
+    ("model", str): "; {name: ...} names a folder (/... or ./...) or a repository of the hub",
+    ("parent", list): "; one model is made of several by algorithm: merge",
+    ("tracking", str): "; {project: NAME} logs in Weights & Biases, and report_to of the site elsewhere",
+    ("environment", dict): WEIGHED,
+    ("environments", dict): WEIGHED,
+}
 """Hints for keys with a value of another shape."""
 TAG = re.compile(
     r"<.*|\[key\]|[A-Z][a-z]\w*|(constrained-|function-)?(str|int|float|bool|list|dict|literal|after|before)(\[.*)?"
@@ -102,7 +104,12 @@ class YamlFile:
             return model.model_validate(self.data if data is None else data)
         except ValidationError as error:
             said: dict[tuple[Any, ...], tuple[str, dict[str, None]]] = {}
-            for detail in error.errors():
+            found = error.errors()
+            for detail in found:
+                depth = len(detail["loc"]) - 1  # within a type of a union, of which a mapping may be another
+                others = (each for each in found if each["loc"][:depth] == detail["loc"][:depth] and each is not detail)
+                if detail["type"] == "string_type" and isinstance(detail["input"], dict) and any(others):
+                    continue
                 location, message = _described(detail)
                 place = self.line_of(location) if location else None
                 said.setdefault((place, *location[2:]), (self.key(*location), {}))[1][message] = None
@@ -192,7 +199,7 @@ def _refuse_keys(file: YamlFile, node: yaml.Node | None) -> None:
 
 def _described(detail: Any) -> tuple[list[str], str]:
     """Return the key and the words of one of pydantic's errors."""
-    context, kind, value = detail.get("ctx", {}), detail["type"], detail["input"]
+    context = detail.get("ctx", {})
     parts = context["at"].split(".") if "at" in context else [str(part) for part in detail["loc"]]
     location = [
         part
@@ -200,23 +207,32 @@ def _described(detail: Any) -> tuple[list[str], str]:
         if not TAG.fullmatch(part) and not (before == "source" and part in SOURCES)
     ]
     location += [context["key"]] if "key" in context else []
+    if detail["type"] == "union_tag_invalid":
+        discriminator = str(context["discriminator"])
+        location.append("algorithm" if discriminator == "_tag_of()" else discriminator.strip("'"))
+    return location, _words(detail, context, location)
+
+
+def _words(detail: Any, context: dict[str, Any], location: list[str]) -> str:
+    kind, value, shown = detail["type"], detail["input"], shortened(str(detail["input"]), SHOWN)
     discriminator = str(context.get("discriminator"))
     expected = re.findall(r"'<?([^'>]*)>?'", str(context.get("expected_tags") or context.get("expected") or ""))
     if kind in ("missing", "union_tag_not_found"):
-        return location, "is missing" if kind == "missing" else NEEDS.get(discriminator, f"needs a {discriminator}")
+        return "is missing" if kind == "missing" else NEEDS.get(discriminator, f"needs a {discriminator}")
     if kind == "union_tag_invalid":
-        key = "algorithm" if discriminator == "_tag_of()" else discriminator.strip("'")
-        return [*location, key], f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
+        return f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
     if kind in ("literal_error", "enum") and expected:
-        return location, f"{value!r} is not known{nearest(str(value), expected)}"
+        return f"{value!r} is not known{nearest(str(value), expected)}"
     if kind == "string_pattern_mismatch" and context["pattern"] == NAME:
-        return location, f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
-    if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type")):
-        is_shape = isinstance(value, list | dict) or wanted == KINDS["model"]
-        hint = SHAPES.get(location[-1], "") if location and is_shape else ""
-        wanted = "one text" if is_shape and wanted == KINDS["string"] else wanted
-        return location, f"must be {wanted}, not {shortened(str(value), SHOWN)}{hint}"
-    return location, detail["msg"][0].lower() + detail["msg"][1:]
+        return f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+    if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type", "_from_float")):
+        hint = SHAPES.get((location[-1], type(value)), "") if location else ""
+        wanted = "one text" if isinstance(value, list | dict) and wanted == KINDS["string"] else wanted
+        given = "and is empty" if value is None else f"not {shown}"
+        return f"must be {wanted}, {given}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']}, not {shown}"
+    return detail["msg"][0].lower() + detail["msg"][1:]
 
 
 def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | None]:

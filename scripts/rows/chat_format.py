@@ -47,7 +47,9 @@ def read_template(named: str) -> str:
     except FileNotFoundError:
         names = [each.stem for each in _shipped().glob("*.jinja") if not each.stem.endswith("_training")]
         meant = "" if "." in path.name or "/" in named else f", and no template that TRL ships{nearest(named, names)}"
-        of_hub = f"; of a model on the hub, take the file: hf download {named} {TEMPLATE}" if HUB.fullmatch(named) else ""
+        of_hub = (
+            f"; of a model on the hub, take the file: hf download {named} {TEMPLATE}" if HUB.fullmatch(named) else ""
+        )
         raise UserError(f"{path}: no such file{meant}{of_hub}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None

@@ -28,6 +28,9 @@ def unlikely_settings(stage: Stage) -> Iterator[str]:
     config, evaluation = stage.config, stage.recipe.evaluation
     if (rate := config.policy.optimizer.lr) > LARGEST_RATE:
         yield f"policy.optimizer.lr is {rate:g}; AdamW moves a weight by about that in a step, so few steps end a model"
+    warm_up, planned = config.policy.optimizer.lr_warmup_iters, stage.planned
+    if planned is not None and warm_up >= planned:
+        yield f"policy.optimizer.lr_warmup_iters is {warm_up} of {planned} steps, so the rate never reaches lr"
     model, shape = model_at_hand(stage)
     if model is None or shape is None:
         return
