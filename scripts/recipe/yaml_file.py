@@ -223,15 +223,14 @@ def _words(detail: Any, context: dict[str, Any], location: list[str]) -> str:
         return f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
     if kind in ("literal_error", "enum") and expected:
         return f"{value!r} is not known{nearest(str(value), expected)}"
-    if kind == "string_pattern_mismatch" and context["pattern"] == NAME:
-        return f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+    if kind == "string_pattern_mismatch":
+        of_names = f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+        return of_names if context["pattern"] == NAME else f"must match {context['pattern']}, not {shown}"
     if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type", "_from_float")):
         hint = SHAPES.get((location[-1], type(value)), "") if location else ""
         wanted = "one text" if isinstance(value, list | dict) and wanted == KINDS["string"] else wanted
         given = "and is empty" if value is None else f"not {shown}"
         return f"must be {wanted}, {given}{hint}"
-    if kind == "string_pattern_mismatch":
-        return f"must match {context['pattern']}, not {shown}"
     return detail["msg"][0].lower() + detail["msg"][1:]
 
 

@@ -126,7 +126,7 @@ def test_a_model_that_is_not_whole_or_not_there_is_refused(tmp_path, folder):
     with pytest.raises(UserError, match="no such folder"):
         exported(tmp_path / "nowhere", tmp_path)
     with pytest.raises(UserError, match="check the repository's id"):
-        export_pretrained(PretrainedModel(name="not a name"), tmp_path / "hf")
+        export_pretrained(PretrainedModel(name="no--name"), tmp_path / "hf")
 
 
 def test_end_tokens_on_which_tokenizer_and_generation_settings_disagree_are_refused_until_the_recipe_says_one(
