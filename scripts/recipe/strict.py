@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
@@ -43,21 +44,17 @@ def _megabytes(value: object) -> object:
 
 def _amount(value: object) -> object:
     """Refuse whatever is neither a whole number nor a share, in words that pydantic lacks for two types."""
-    try:
-        number = 0.0 if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        number = 0.0
-    if not (0 < number < 1 or (number >= 1 and number.is_integer())):
-        raise invalid(f"must be a whole number, or a share between 0 and 1, not {value}")
-    return value
+    with suppress(TypeError, ValueError):
+        number = float(value)
+        if not isinstance(value, bool) and (0 < number < 1 or (number >= 1 and number.is_integer())):
+            return value
+    raise invalid(f"must be a whole number, or a share between 0 and 1, not {value}")
 
 
 def _written_out(path: str) -> str:
     """Refuse a path with a sign that a shell alone replaces."""
     if sign := re.match(r"~|\$(?=[A-Za-z{])", path):
-        raise invalid(
-            f"begins with {sign[0]}, which a shell alone replaces; write the whole path, as {Path.home()}/..."
-        )
+        raise invalid(f"begins with {sign[0]}, for a shell alone to replace; write the whole path, {Path.home()}/...")
     return path
 
 

@@ -38,43 +38,29 @@ def check_text(name: str, path: Path) -> None:
     """Raise UserError for a file that is no Python or lacks the functions, as far as the text tells; run no line."""
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except OSError as error:
-        raise UserError(f"environment {name}: {path}: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"environment {name}: {_place_and_cause(path, error)}") from None
-    top = [*_top(tree.body)]
-    defined = {node.name: node for node in top if isinstance(node, _BODIES)}
-    names = {node.asname or node.name for node in top if isinstance(node, ast.alias)}
-    names |= {node.id for node in top if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    verify = defined.get("verify")
-    if isinstance(verify, ast.AsyncFunctionDef):
-        raise UserError(f"environment {name}: {path}:{verify.lineno}: verify is async; make it a plain function")
-    if isinstance(verify, ast.FunctionDef) and not _takes_two(verify.args):
-        given = ", ".join(each.arg for each in [*verify.args.posonlyargs, *verify.args.args])
-        raise UserError(f"environment {name}: {path}:{verify.lineno}: verify takes ({given}), not (row, response)")
-    rollouts = [node for node in defined.values() if isinstance(node, ast.ClassDef)]
-    methods = [{each.name for each in node.body if isinstance(each, _BODIES)} for node in rollouts]
-    is_open = {"*", "verify"} & (names | defined.keys()) or any(node.bases or node.decorator_list for node in rollouts)
-    if not is_open and not any({*PROTOCOL} <= each for each in methods):
+    defined = {
+        getattr(node, "asname", None) or getattr(node, "name", getattr(node, "id", None)): node
+        for node in _outside_bodies(tree.body)
+    }
+    verify, kinds = defined.get("verify"), [node for node in defined.values() if isinstance(node, ast.ClassDef)]
+    if isinstance(verify, ast.FunctionDef) and verify.args.vararg is None:
+        given = [each.arg for each in verify.args.posonlyargs + verify.args.args]
+        if len(given) < len(("row", "response")):
+            at = f"environment {name}: {path}:{verify.lineno}"
+            raise UserError(f"{at}: verify takes ({', '.join(given)}), not (row, response)")
+    methods = [{getattr(each, "name", None) for each in kind.body} for kind in kinds]
+    inherits = any(kind.bases or kind.decorator_list for kind in kinds)
+    if not {"verify", "*"} & defined.keys() and not inherits and not any({*PROTOCOL} <= each for each in methods):
         raise UserError(f"environment {name}: {path}: {LACKS}")
 
 
-_BODIES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-
-
-def _top(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes outside of the bodies of functions and classes."""
+def _outside_bodies(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     for node in nodes:
         yield node
-        if not isinstance(node, _BODIES):
-            yield from _top(ast.iter_child_nodes(node))
-
-
-def _takes_two(arguments: ast.arguments) -> bool:
-    places = len(arguments.posonlyargs) + len(arguments.args)
-    is_bounded = places >= 2 or arguments.vararg is not None
-    required = len(arguments.kwonlyargs) - sum(each is not None for each in arguments.kw_defaults)
-    return is_bounded and places - len(arguments.defaults) <= 2 and required == 0
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _outside_bodies(ast.iter_child_nodes(node))
 
 
 def _place_and_cause(path: Path, error: BaseException) -> str:

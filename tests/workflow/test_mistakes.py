@@ -15,7 +15,7 @@ from snakemake import cli
 from scripts.commands.plan import dry_run_text, plan_text
 from scripts.commands.prepare import refuse_taken_folder
 from scripts.commands.project import Project
-from scripts.commands.ready import other_version, refuse_problems
+from scripts.commands.ready import other_version, problems
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.pretrained import _check_one_template
@@ -114,7 +114,7 @@ def test_what_is_not_there_or_not_whole_is_told_by_plan_and_refused_before_any_j
     except UserError as error:
         holds(mistake, f"{error}")
         return
-    said = refusal(refuse_problems, project.recipe, project.results)
+    (said,) = problems(project.recipe, project.results)
     holds(mistake, said)
     assert plan_text(project).endswith(f"\nSnakemake will refuse all of it: {said}")
 
@@ -244,7 +244,7 @@ def test_where_the_output_cannot_go_and_in_another_python(tree, monkeypatch):
     plan = [sys.executable, "-m", "scripts.commands", "plan"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(plan, cwd=tree.root, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    holds("`stagecoach plan > file` on a full disk", done.stderr)
+    holds("output onto a full disk", done.stderr)
     done = tree.run(sys.executable, "-S", "-m", "scripts.train.run", "--help", check=False)
     holds("another Python: `python3 -m scripts.train.run`", done.stdout)
     monkeypatch.setitem(tree.environment, "PYTHONIOENCODING", "ascii")
