@@ -160,7 +160,7 @@ class Backend:
         return []
 
     def doubts(self, stage: Stage) -> list[str]:
-        """Return settings that are likely mistakes, a line each, as far as the recipe and the model's files tell."""
+        """Return settings that are likely mistakes with the stage's model, a line each, as far as its files tell."""
         return []
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:

@@ -7,11 +7,12 @@ from functools import partial
 from pathlib import Path
 
 from scripts.backends.protocol import backend_of
-from scripts.data.download import lacking_files
 from scripts.errors import UserError
 from scripts.model.model_source import check_source
+from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments
+from scripts.recipe.source import FolderSource
 from scripts.rewards.own import check_text
 from scripts.stage.rule_settings import is_fetched
 from scripts.stage.stage import Stage
@@ -29,8 +30,13 @@ def problems(recipe: Recipe, results: Path) -> list[str]:
             check()
         except UserError as error:
             found.append(str(error))
+    blends = recipe.fetched.values()
+    sources = [recipe.source, *(part.source for blend in blends for part in (blend, *blend.sources))]
     with suppress(UserError):  # of a damaged record, which the stages' states tell
-        found += [] if is_fetched(recipe, results) else lacking_files(recipe)
+        if any(isinstance(source, FolderSource) for source in sources) and not is_fetched(recipe, results):
+            from scripts.data.download import lacking_files  # noqa: PLC0415 - the hub's client takes half a second
+
+            found += lacking_files(recipe)
     return found
 
 
@@ -49,7 +55,11 @@ def other_version() -> Iterator[str]:
 def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
     """Return a warning for each likely mistake in the stages' settings, with the stages that share it."""
     said: dict[str, list[str]] = {}
-    for stage in (Stage(recipe, results, name) for name in stages):
-        for doubt in backend_of(stage.settings.backend).doubts(stage):
-            said.setdefault(doubt, []).append(stage.name)
+    for name in stages:
+        settings = recipe.settings_of(name)
+        found = settings.doubts
+        if isinstance(recipe.model, PretrainedModel):
+            found = [*found, *backend_of(settings.backend).doubts(Stage(recipe, results, name))]
+        for doubt in found:
+            said.setdefault(doubt, []).append(name)
     return [f"warning: {', '.join(names)}: {doubt}" for doubt, names in said.items()]

@@ -101,7 +101,7 @@ class Trl(Backend):
             says = misfit(*(stage.role_exports[role] for role in stage.config.parts), *base)
             return [says] if says else []
         problems = []
-        for doubt in (*unlikely_settings(stage), *cut_answers(stage)):
+        for doubt in (*stage.settings.doubts, *unlikely_settings(stage), *cut_answers(stage)):
             warn(f"{stage.name}: {doubt}")
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)

@@ -17,20 +17,11 @@ from scripts.stage.stage import Stage
 from scripts.stage.tables import ROLLOUTS, read_table
 
 SAMPLE, MANY = 200, 0.4
-LARGEST_RATE = 0.1
 
 
 def unlikely_settings(stage: Stage) -> Iterator[str]:
-    """Yield settings that no model, or not this model, is trained with, as far as recipe and model tell.
-
-    Of the model: its context, the tokens of its vocabulary, the names of its layers.
-    """
+    """Yield lengths beyond the model's context, tokens outside of its vocabulary, and layers that it lacks."""
     config, evaluation = stage.config, stage.recipe.evaluation
-    if (rate := config.policy.optimizer.lr) > LARGEST_RATE:
-        yield f"policy.optimizer.lr is {rate:g}; AdamW moves a weight by about that in a step, so few steps end a model"
-    warm_up, planned = config.policy.optimizer.lr_warmup_iters, stage.planned
-    if planned is not None and warm_up >= planned:
-        yield f"policy.optimizer.lr_warmup_iters is {warm_up} of {planned} steps, so the rate never reaches lr"
     model, shape = model_at_hand(stage)
     if model is None or shape is None:
         return
