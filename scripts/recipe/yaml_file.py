@@ -22,13 +22,13 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
 KINDS |= dict.fromkeys(("dict", "model"), "a section of keys")
 KINDS |= {"tuple": "a list of column, sign and value, such as [answer, '>', 3]"}
-WEIGHED = "; an environment of yours adds weighed rewards (docs/environments.md)"
+WEIGHTED = "; an environment of yours adds weighted rewards (docs/environments.md)"
 SHAPES = {
     ("model", str): "; {name: ...} names a folder (/... or ./...) or a repository of the hub",
     ("parent", list): "; one model is made of several by algorithm: merge",
     ("tracking", str): "; {project: NAME} logs in Weights & Biases, and report_to of the site elsewhere",
-    ("environment", dict): WEIGHED,
-    ("environments", dict): WEIGHED,
+    ("environment", dict): WEIGHTED,
+    ("environments", dict): WEIGHTED,
 }
 """Hints for keys with a value of another shape."""
 TAG = re.compile(
@@ -106,13 +106,14 @@ class YamlFile:
             said: dict[tuple[Any, ...], tuple[str, dict[str, None]]] = {}
             found = error.errors()
             for detail in found:
-                depth = len(detail["loc"]) - 1  # within a type of a union, of which a mapping may be another
-                others = (each for each in found if each["loc"][:depth] == detail["loc"][:depth] and each is not detail)
-                if detail["type"] == "string_type" and isinstance(detail["input"], dict) and any(others):
-                    continue
                 location, message = _described(detail)
+                *within, last = detail["loc"] or [""]
+                inner = (each["loc"] for each in found if len(each["loc"]) > len(detail["loc"]))
+                if TAG.fullmatch(str(last)) and any([*each[: len(within)]] == within for each in inner):
+                    continue  # a type of a union, when another's own keys are the mistake
                 place = self.line_of(location) if location else None
-                said.setdefault((place, *location[2:]), (self.key(*location), {}))[1][message] = None
+                at = location[2:] or [*location[:1], message]
+                said.setdefault((place, *at), (self.key(*location), {}))[1][message] = None
             lines = [f"{key}: {', or '.join(messages)}" for key, messages in said.values()]
             raise UserError("\n  ".join(lines)) from None
 
