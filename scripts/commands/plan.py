@@ -75,7 +75,8 @@ def plan_text(project: Project) -> str:
     """Return the plan: a table with totals, the basis of the hours, memory, likely mistakes, and refusals."""
     plan = planned_stages(project, project.recipe.stages)
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
-    told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *_doubts(project, plan), *note]
+    likely = doubts(project.recipe, project.results, _to_train(plan))
+    told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *likely, *note]
     refused = (*other_version(), *problems(project.recipe, project.results))
     return "\n".join([*told, *(f"Snakemake will refuse all of it: {problem}" for problem in refused)])
 
@@ -87,14 +88,11 @@ def dry_run_text(project: Project, names: set[str]) -> str:
     """
     plan = planned_stages(project, {*map(project.recipe.stage_trained, names)})
     is_idle = all(stage.state.state == "fresh" for stage in plan)
-    lines = ["no stage trains"] if is_idle else [*_totals(project, plan), *_doubts(project, plan)]
+    lines = ["no stage trains"] if is_idle else _totals(project, plan)
+    lines += doubts(project.recipe, project.results, _to_train(plan))
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)
-
-
-def _doubts(project: Project, plan: list[Planned]) -> list[str]:
-    return doubts(project.recipe, project.results, _to_train(plan))
 
 
 def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
