@@ -73,11 +73,6 @@ def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -
     """Return the rows of a blend in training order."""
     if blend.kind in ("preferences", "unpaired") and blend.pictures:
         raise UserError(f"blend {name}: synthetic {blend.kind} have no pictures; leave out blends.{name}.pictures")
-    if blend.rows is None or blend.rows <= blend.holdout:
-        raise UserError(
-            f"blend {name}: a synthetic blend needs rows greater than its holdout ({blend.holdout}), has {blend.rows}; "
-            f"set blends.{name}.rows in the recipe"
-        )
     if strange := [environment for environment in blend.environments if environment not in FAMILIES]:
         raise UserError(
             f"blend {name}: no rows of {', '.join(strange)} can be synthesized; give it a source that has them"

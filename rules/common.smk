@@ -10,6 +10,7 @@ from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
+from scripts.commands.ready import problems
 from scripts.slurm.future import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.model import MODEL
@@ -34,6 +35,8 @@ if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
+    if refused := problems(RECIPE, Path(RESULTS)):
+        raise UserError("\n  ".join(refused))
     sync_configs(RECIPE, Path(RESULTS))
     write_settings(RECIPE, Path(RESULTS))
     note_config(CONFIG)

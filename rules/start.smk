@@ -6,15 +6,20 @@ from scripts.backends.protocol import backend_of
 from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
+from scripts.commands.ready import doubts
 from scripts.slurm.site_check import check_executor, check_site
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
 
 
+def trained_by(jobs):
+    """The stages that training jobs of the call train."""
+    return {job.wildcards.stage for job in jobs if job.rule.name == "train"}
+
+
 def stages_to_train():
     """The stages whose training job this call of Snakemake plans."""
-    jobs = workflow.dag.needrun_jobs(exclude_finished=False)
-    return {job.wildcards.stage for job in jobs if job.rule.name == "train"}
+    return trained_by(workflow.dag.needrun_jobs(exclude_finished=False))
 
 
 def needed_packages():
@@ -34,6 +39,8 @@ def needed_packages():
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
+    for line in doubts(RECIPE, Path(RESULTS), sorted({*map(RECIPE.stage_trained, stages_to_train())})):
+        print(line, file=sys.stderr)
     for package, needed_by in needed_packages():
         if find_spec(package) is None:
             raise UserError(
@@ -65,7 +72,7 @@ def trials():
 
 def plan_of_dry_run():
     """What a dry run says at its end."""
-    plan = dry_run_text(PROJECT, stages_to_train())
+    plan = dry_run_text(PROJECT, trained_by(workflow.dag.jobs))
     if SITE.slurm is None or which("sbatch") is None:
         return plan
     try:

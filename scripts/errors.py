@@ -1,5 +1,7 @@
 """Errors for users, and the end of a program."""
 
+import codecs
+import errno
 import grp
 import os
 import pwd
@@ -14,6 +16,8 @@ from pathlib import Path
 from scripts.credentials import without_credentials
 
 LONGEST = 1200
+PLAIN = {"≥": ">=", "≤": "<=", "→": "->", "±": "+-"}
+codecs.register_error("plain", lambda error: (PLAIN.get(error.object[error.start], "?"), error.start + 1))
 
 
 class UserError(Exception):
@@ -102,11 +106,19 @@ def user_name(number: int) -> str:
     return f"user {number}"
 
 
+def write_any_text() -> None:
+    """Let standard output and error take signs that their encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="plain")
+
+
 def run_program(main: Callable[[], int | None]) -> None:
     """Run a command-line program; a UserError ends the program with one message and status 1.
 
     The status is 75 (EX_TEMPFAIL) for a CutOffError.
     """
+    write_any_text()
     try:
         status = main()
         sys.stdout.flush()
@@ -116,10 +128,21 @@ def run_program(main: Callable[[], int | None]) -> None:
     except UserError as error:
         sys.exit(f"error: {error}")
     except BrokenPipeError:  # the reader of the output has gone
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(128 + signal.SIGPIPE)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is not None:
+            sys.exit(f"error: {UserError(explain_refusal(error))}")
+        if error.errno != errno.ENOSPC:
             raise
-        sys.exit(f"error: {UserError(explain_refusal(error))}")
+        _drop_output()
+        sys.exit(f"error: {error.strerror}: of the output, or of a file; free some, or write to another disk")
     sys.exit(status or 0)
+
+
+def _drop_output() -> None:
+    """Keep Python from writing the rest of the output at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -159,6 +159,10 @@ class Backend:
             return [Finding(stage.name, 19, str(error))]
         return []
 
+    def doubts(self, stage: Stage) -> list[str]:
+        """Return settings that are likely mistakes with the stage's model, a line each, as far as its files tell."""
+        return []
+
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return obstacles to the training of a stage whose data are there, a line each; print remarks.
 

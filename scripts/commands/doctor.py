@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.project import Project, project_of
+from scripts.commands.ready import doubts, other_version, problems
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
 from scripts.slurm.site_check import check_site
@@ -34,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(backend_of(stage.settings.backend).command_text(stage, project.site))
         return 0
     found = diagnose(project)
+    refused = [*other_version(), *problems(project.recipe, project.results)]
+    likely = doubts(project.recipe, project.results, project.recipe.stages)
     alike: dict[Finding, list[str]] = {}
     for finding in found:
         alike.setdefault(replace(finding, stage=""), []).append(finding.stage)
@@ -41,6 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(replace(finding, stage=", ".join(stages)))
     if project.recipe.note:
         print(f"note: {project.recipe.note}")
-    stopping = sum(finding.stops for finding in found)
-    print(f"{len(project.recipe.stages)} stages: {stopping} errors, {len(found) - stopping} warnings")
+    for line in (*(f"error: {problem}" for problem in refused), *likely):
+        print(line)
+    stopping = len(refused) + sum(finding.stops for finding in found)
+    warnings = len(refused) + len(found) + len(likely) - stopping
+    print(f"{len(project.recipe.stages)} stages: {stopping} errors, {warnings} warnings")
     return 1 if stopping else 0

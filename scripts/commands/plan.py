@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.project import Project, project_of
+from scripts.commands.ready import doubts, other_version, problems
 from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import duration
@@ -71,16 +72,24 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 
 
 def plan_text(project: Project) -> str:
-    """Return the plan: a table with totals, the basis of the hours, and memory."""
+    """Return the plan: a table with totals, the basis of the hours, memory, likely mistakes, and refusals."""
     plan = planned_stages(project, project.recipe.stages)
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
-    return "\n".join([*_totals(project, plan), *_memory(project, _to_train(plan)), *note])
+    likely = doubts(project.recipe, project.results, _to_train(plan))
+    told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *likely, *note]
+    refused = (*other_version(), *problems(project.recipe, project.results))
+    return "\n".join([*told, *(f"Snakemake will refuse all of it: {problem}" for problem in refused)])
 
 
-def dry_run_text(project: Project, jobs: set[str]) -> str:
-    """Return the plan of a call's training jobs, and a line where Slurm is missing."""
-    plan = planned_stages(project, {*map(project.recipe.stage_trained, jobs)})
-    lines = _totals(project, plan) if plan else ["no stage trains"]
+def dry_run_text(project: Project, names: set[str]) -> str:
+    """Return the plan of the stages and checkpoints that a call needs, and a line where Slurm is missing.
+
+    Snakemake plans no job behind a choice that may fall as before; the plan has the stages there too.
+    """
+    plan = planned_stages(project, {*map(project.recipe.stage_trained, names)})
+    is_idle = all(stage.state.state == "fresh" for stage in plan)
+    lines = ["no stage trains"] if is_idle else _totals(project, plan)
+    lines += doubts(project.recipe, project.results, _to_train(plan))
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)
@@ -98,7 +107,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
         if project.site.slurm or left.basis != LIMIT:
             bases.setdefault(left.basis, []).append(name)
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
-    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
+    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else []), *_predicted(plan)]
     lines += _longest_path(project, to_train) if project.site.slurm else []
     to_come = samplings(project.recipe, project.results, project.site, project.states)
     lines += map(str, to_come)
@@ -157,6 +166,17 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
     return aligned([head, *rows], left={0, 1, len(head) - 1})
 
 
+def _predicted(plan: list[Planned]) -> list[str]:
+    """Return a line on the stages whose identity, and with it a training in the store, is not known yet."""
+    waiting = [stage.state.stage for stage in plan if stage.state.state == "waiting"]
+    return [f"predicted, until what comes first is made: {_first(waiting)}"] if waiting else []
+
+
+def _first(names: list[str]) -> str:
+    more = f" and {len(names) - LARGEST} more" if len(names) > LARGEST else ""
+    return ", ".join(names[:LARGEST]) + more
+
+
 def _steps(estimates: list[Estimate]) -> str:
     more = "≥ " if any(each.steps is None for each in estimates) else ""
     return f"{more}{sum(each.steps or 0 for each in estimates)}"
@@ -196,12 +216,11 @@ def beyond_budget(project: Project, to_train: dict[str, Estimate], to_come: list
     if project.over_budget or budget is None or needed <= budget:
         return None
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
-    shares = [f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered[:LARGEST]]
-    more = f" and {len(ordered) - LARGEST} more" if len(ordered) > LARGEST else ""
-    more += f", sampling {hours_text(sampled)}" if sampled else ""
+    shares = _first([f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered])
+    more = f", sampling {hours_text(sampled)}" if sampled else ""
     whole = hours_text(needed, bound_of(to_train.values()))
     return (
-        f"what is to train is expected to need {whole} GPU-hours ({', '.join(shares)}{more}), but "
+        f"what is to train is expected to need {whole} GPU-hours ({shares}{more}), but "
         f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "
         "all the same: --config over_budget=true"
     )

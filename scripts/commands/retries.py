@@ -6,6 +6,7 @@ person, ends with its last words.
 """
 
 import logging
+import os
 import re
 import signal
 import time
@@ -56,10 +57,13 @@ class Retries:
         self.is_stopped = False
 
     def heed_interrupts(self) -> None:
-        """Try nothing again after Ctrl-C."""
+        """Try nothing again after Ctrl-C; a second one reaches the trainings alone, which Snakemake waits for."""
         interrupt = signal.getsignal(signal.SIGINT)
 
         def stop(number: int, frame: Any) -> None:
+            if self.is_stopped:
+                os.write(2, b"stopping already; waiting for the running jobs\n")
+                return
             self.is_stopped = True
             interrupt(number, frame)
 

@@ -126,6 +126,25 @@ def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher)
                 yield [str(row.get(column) or "") for column in benchmark.columns]
 
 
+def lacking_files(recipe: Recipe) -> Iterator[str]:
+    """Yield a line for each mistake in the folders of this machine that blends are to come from."""
+    fetcher, said = Fetcher(Path()), dict[str, list[str]]()
+    for name, blend in recipe.fetched.items():
+        parts = [] if recipe.is_synthetic(blend) else blend.parts() if blend.is_composed else [blend]
+        for part in [*parts, *blend.decontaminate]:
+            source = part.source or recipe.source
+            if not isinstance(source, FolderSource):
+                continue
+            try:
+                sets = _wanted_files(getattr(part, "name", name), part, recipe, fetcher) if blend.is_composed else []
+                linked = [Wanted(source, file) for file in blend.published_files(name).values()]
+                for item in [item for files in sets for item in files] or linked:
+                    fetcher.check(item)
+            except UserError as error:
+                said.setdefault(str(error), []).append(name)
+    yield from (f"{problem} (blends {', '.join(dict.fromkeys(names))})" for problem, names in said.items())
+
+
 def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
     """Return the record of files without a target."""
     files = [item for files in sets for item in files]

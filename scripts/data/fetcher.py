@@ -57,6 +57,11 @@ class Fetcher:
         """Return the names of a source's files; without the hub, of the files in the cache."""
         return files_below(_folder(source)) if isinstance(source, FolderSource) else {*self.snapshot(source).sizes}
 
+    def check(self, item: Wanted) -> None:
+        """Raise UserError for a folder's file that is missing or empty."""
+        if not self._find(item).stat().st_size:
+            raise UserError(f"{item.source.path}/{item.file}: the file is empty; a blend is made of rows")
+
     def bring(self, wanted: list[Wanted]) -> list[PublishedFile]:
         """Fetch files that are read where they lie."""
         self.fetch([item for item in wanted if item not in self.brought])
@@ -115,5 +120,7 @@ class Fetcher:
 def _folder(source: FolderSource) -> Path:
     folder = Path(source.path)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder, but named as the recipe's source; correct the path")
+        is_file = "a file; name its folder as path, and the file as file of the blend"
+        says = is_file if folder.is_file() else "no such folder, but named as the recipe's source; correct the path"
+        raise UserError(f"{folder}: {says}")
     return folder

@@ -79,6 +79,8 @@ def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None
             size += len(line)
     rows = len(starts)
     held_out = holdout if isinstance(holdout, int) else max(1, int(rows * holdout))
+    if not rows:
+        raise UserError(f"{path}: the file has no rows; name a file with rows in the recipe, or write it again")
     if (trained := rows - held_out - test) < 1:
         and_test = f" and a test split of {test}" if test else ""
         raise UserError(

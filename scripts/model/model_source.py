@@ -1,17 +1,25 @@
 """Record the source of a pretrained model's export: changed content counts, a touched file does not."""
 
+import fnmatch
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from scripts.errors import UserError
 from scripts.files import sha256_file, sha256_text, write_json
-from scripts.model.hugging_face import model_files
+from scripts.model.hugging_face import chosen_files, model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import read_if_there
 from scripts.rows.chat_format import chat_template_of, read_template
 
 SOURCE, SEEN = "source.json", "seen.json"
+OTHER_KINDS = {
+    "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
+    "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
+    "*.bin": "its weights only as pickled *.bin; save_pretrained() them from transformers, and name that folder",
+    "consolidated*": "a model in its maker's own format; name the repository in Hugging Face's",
+}
 
 
 class SourceOfModel(TypedDict):
@@ -25,9 +33,14 @@ class SourceOfModel(TypedDict):
 def sync_source(model: PretrainedModel, directory: Path) -> None:
     """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow.
 
-    Hash a file again only where size or time stamp changed. Raise UserError where the model's folder is missing, or
-    reads as a repository's name.
+    Hash a file again only where size or time stamp changed.
     """
+    if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
+        write_json(directory / SOURCE, source)
+
+
+def check_source(model: PretrainedModel, directory: Path) -> None:
+    """Raise UserError for a missing folder or template, or a folder that reads as a repository's name."""
     if model.folder is None and Path(model.name).is_dir():
         raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
     if model.folder is not None and not model.folder.is_dir() and not (directory / "hf/record.json").exists():
@@ -35,8 +48,21 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
             f"model.name: {model.name}: folder not found; name another model in the recipe, or for one call: "
             "snakemake --config model=/path/to/model"
         )
-    if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
-        write_json(directory / SOURCE, source)
+    if model.folder is not None and model.folder.is_dir():
+        check_format(model.name, [path.name for path in model.folder.iterdir()])
+    if model.chat_template is not None:
+        template_of(model)
+
+
+def check_format(name: str, files: Collection[str]) -> None:
+    """Raise UserError where the files of a model are not in Hugging Face's format."""
+    chosen = chosen_files(files)
+    if "config.json" in chosen and any(each.endswith(".safetensors") for each in chosen):
+        return
+    found = next((says for pattern, says in OTHER_KINDS.items() if fnmatch.filter(files, pattern)), None)
+    lacking = "config.json" if "config.json" not in chosen else "model.safetensors, nor an index and its shards"
+    says = f"holds {found}" if found else f"no model in Hugging Face's format: it has no {lacking}"
+    raise UserError(f"model.name: {name}: {says}")
 
 
 def is_made_anew(model: PretrainedModel, directory: Path) -> bool:

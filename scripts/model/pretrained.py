@@ -1,6 +1,5 @@
 """Prepare a pretrained model as an export: whole, of a trainable kind, its tokenizer fit for conversations."""
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,19 +12,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.model.hugging_face import check_model, chosen_files, config_of
-from scripts.model.model_source import template_of
+from scripts.model.model_source import check_format, template_of
 from scripts.model.processor import check_template
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.bounds import bounded
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
 LAYERS, MOST_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 10_000
-OTHER_KINDS = {
-    "adapter_config.json": "an adapter; merge it into its base (peft's merge_and_unload), and name the result",
-    "*.gguf": "a model in llama.cpp's format (GGUF), which is not trained; name what it was made from",
-    "*.bin": "its weights only as pickled *.bin; save_pretrained() them from transformers, and name that folder",
-    "consolidated*": "a model in its maker's own format; name the repository in Hugging Face's",
-}
 
 
 def prepare_pretrained(
@@ -36,13 +29,9 @@ def prepare_pretrained(
     Raise UserError where the model is not whole, not of a kind for backend trl, or without a usable tokenizer; all
     but the first before the weights are brought.
     """
+    check_format(model.name, names)
     chosen = chosen_files(names)
     weights = [name for name in chosen if name.endswith(".safetensors")]
-    if not weights or "config.json" not in chosen:
-        found = next((says for pattern, says in OTHER_KINDS.items() if fnmatch.filter(names, pattern)), None)
-        lacking = "config.json" if "config.json" not in chosen else "model.safetensors, nor an index and its shards"
-        says = f"holds {found}" if found else f"no model in Hugging Face's format: it has no {lacking}"
-        raise UserError(f"model.name: {model.name}: {says}")
     for name in chosen:
         if name not in weights:
             bring(name)

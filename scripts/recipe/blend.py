@@ -7,9 +7,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.generated import GeneratedSource, Select, kind_of
 from scripts.recipe.source import Files, FolderSource, HubSource, Part, Reasoning, Rows, Share
-from scripts.recipe.strict import Name, Text, invalid, matching
+from scripts.recipe.strict import Amount, Name, Text, invalid, matching
 
-Fraction = Annotated[float, Field(gt=0, lt=1)]
 RowKey = matching(r"^[0-9a-f]{12}$")
 MMPR_HOLDOUT = 2000
 IMAGE_FILES = {
@@ -67,7 +66,7 @@ class Blend(Rows):
     """Share of the synthesized math and multiple-choice rows that ask about a picture."""
     hallucinated_tools: bool = False
     """Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."""
-    holdout: PositiveInt | Fraction = 100
+    holdout: Amount = 100
     """The last N rows, or this share of all rows, become the validation split."""
     test: NonNegativeInt = 0
     """The N rows before the validation split become a test split, for no training."""
@@ -133,8 +132,8 @@ class Blend(Rows):
             return data
         sources = data.get("sources")
         parts = [data, *(sources if isinstance(sources, list) else [])]
-        named = dict.fromkeys(part.get("environment") for part in parts if isinstance(part, dict))
-        named = [name for name in named if isinstance(name, str)]
+        named = [part.get("environment") for part in parts if isinstance(part, dict)]
+        named = [*dict.fromkeys(name for name in named if isinstance(name, str))]
         return data | {"environments": named} if named else data
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
-from scripts.recipe.strict import Name, Strict, Text, matching
+from scripts.recipe.strict import Name, Place, Strict, Text, matching
 
 
 class Tracking(Strict):
@@ -27,13 +27,13 @@ class Alerts(Strict):
 class Config(Strict):
     """config/config.yaml: the first file a user edits."""
 
-    recipe: str = Field(description="Path of the recipe, from the project, or of a shipped recipe.")
-    site: str = Field(description="Path of the site, from the project, or of a shipped site.")
+    recipe: Place = Field(description="Path of the recipe, from the project, or of a shipped recipe.")
+    site: Place = Field(description="Path of the site, from the project, or of a shipped site.")
     run: Name | None = None
     """Results go to results/<run>/; none: to results/."""
     sample: PositiveInt | None = None
     """For a trial: only N training rows of each blend; results go to a folder sample-N."""
-    results: str = "results"
+    results: Place = "results"
     """Where results go."""
     seed: int | None = None
     """Instead of the recipe's."""

@@ -1,13 +1,13 @@
 """Settings of held-out scores and of lm-eval's tasks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
-from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
+from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -25,7 +25,7 @@ class Task(Strict):
     task: TaskName
     num_fewshot: NonNegativeInt | None = None
     """Examples before each question."""
-    limit: PositiveInt | Annotated[float, Field(gt=0, lt=1)] | None = None
+    limit: Amount | None = None
     """Documents of each task, as a number or share; none: all."""
     gen_kwargs: dict[str, bool | int | float | str | list[str]] = Field({})
     """Over the task's generation_kwargs, such as {max_gen_toks: 2048, temperature: 0.6}."""

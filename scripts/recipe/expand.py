@@ -88,7 +88,9 @@ def expand(data: Any) -> Any:
 
 
 def _is_swept(stage: Any) -> bool:
-    return isinstance(stage, dict) and bool(stage.keys() & KEYS or any(map(_is_start, _with_members(stage))))
+    return isinstance(stage, dict) and (
+        bool(stage.keys() & KEYS) or isinstance(stage.get("parent"), dict) or any(map(_is_start, _with_members(stage)))
+    )
 
 
 def _with_members(stage: dict[str, Any]) -> Iterator[Any]:

@@ -1,15 +1,25 @@
 """The model at a recipe's start."""
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Place, Strict, invalid
 
+REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
 MODEL = "model"
 """The name of a recipe's own pretrained model, and its folder beside the stages'."""
 Width, Layers = Annotated[PositiveInt, Field(le=1 << 17)], Annotated[PositiveInt, Field(le=1000)]
+
+
+def _named(name: str) -> str:
+    """Refuse a name that is neither a folder's nor a repository's."""
+    if not name.startswith(("/", "./")) and not os.path.isdir(name) and not REPOSITORY.fullmatch(name):  # noqa: PTH112
+        raise invalid(f"{name} is neither a folder, as /... or ./..., nor a repository of the hub, as org/name")
+    return name
 
 
 class RandomVision(Strict):
@@ -46,10 +56,12 @@ class PretrainedModel(Strict):
         "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
     }
 
-    name: str = Field(description="A folder (its path begins with / or ./) or a repository of the hub.")
+    name: Annotated[Place, AfterValidator(_named)] = Field(
+        description="A folder (its path begins with / or ./) or a repository of the hub."
+    )
     revision: str | None = None
     """Commit of the repository."""
-    chat_template: str | None = None
+    chat_template: Place | None = None
     """A file with the chat template (Jinja), instead of the model's, if any."""
     eos_token: str | None = None
     """The token that ends an answer, instead of the tokenizer's."""

@@ -21,7 +21,7 @@ from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed, nearest
+from scripts.recipe.strict import Name, Place, Strict, invalid, matching, misnamed, nearest
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -54,6 +54,12 @@ AnyStage = Annotated[
 ]
 
 
+def _kind_of_model(model: Any) -> str:
+    """Return the tag of a recipe's model, which is pretrained unless a width is given."""
+    is_random = isinstance(model, RandomModel) or (isinstance(model, dict) and model.keys() & RandomModel.model_fields)
+    return "<random>" if is_random else "<pretrained>"
+
+
 class Recipe(Strict):
     """A model's stages, blends and sources; ``defaults`` holds settings shared by the stages of an algorithm."""
 
@@ -72,10 +78,13 @@ class Recipe(Strict):
     source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
     tables: dict[str, str] = Field({})
     """Revision, by dataset repository, of the external tables of placeholder rows; none: main."""
-    model: RandomModel | PretrainedModel
+    model: Annotated[
+        Annotated[RandomModel, Tag("<random>")] | Annotated[PretrainedModel, Tag("<pretrained>")],
+        Discriminator(_kind_of_model),
+    ]
     models: dict[Name, PretrainedModel] = Field({})
     """More pretrained models, for stages to name as teachers or reward models; `model` is the name of the recipe's."""
-    environments: dict[Name, str] = Field({})
+    environments: dict[Name, Place] = Field({})
     """Environments of yours: by name, the Python file with functions that reward rows of the name."""
     blends: dict[Name, Blend]
     evaluation: Evaluation | None = None
@@ -263,6 +272,7 @@ class Recipe(Strict):
             if (kind := self.blends[stage.blend].kind) != stage.kind:
                 says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {kind}"
                 raise invalid(says, f"stages.{name}.blend")
+            self._rows_suffice(name, stage)
         for checkpoint in self.checkpoints.values():
             last = self.stages[checkpoint.stage].planned_step(None)
             if last is not None and checkpoint.step > last:
@@ -272,6 +282,14 @@ class Recipe(Strict):
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
+
+    def _rows_suffice(self, name: str, stage: StageSettings) -> None:
+        """Refuse a stage whose step takes more rows than will be written to train on."""
+        blend = self.blends[stage.blend]
+        if self.is_synthetic(blend) and blend.rows and isinstance(blend.holdout, int):
+            left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
+            if 0 < left < taken:
+                raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
 
     def _goes_on(self, name: str, stage: StageSettings) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
@@ -291,6 +309,10 @@ class Recipe(Strict):
             raise invalid("subset and split are of a blend's own source; name the source there", "source")
         for name, blend in self.blends.items():
             at = f"blends.{name}"
+            held_out = blend.test + (blend.holdout if isinstance(blend.holdout, int) else 1)
+            if self.is_synthetic(blend) and (blend.rows is None or blend.rows <= held_out):
+                says = "is missing: how many to write" if blend.rows is None else f"{blend.rows} are all held out"
+                raise invalid(f"{says}; holdout and test take {held_out} of them", f"{at}.rows")
             if self.is_synthetic(blend) and (blend.is_composed or blend.format != "jsonl"):
                 raise invalid("the recipe's source is synthetic, whose rows are ready; give it a source", at)
             if isinstance(self.source, SyntheticSource) and any(part.source is None for part in blend.sources):

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Strict
+from scripts.recipe.strict import Place, Strict
 
 OWN = "default"
 """NeMo-RL's word for the tokenizer's own chat template."""
@@ -34,7 +34,7 @@ class Tokenizer(Strict):
 
     ADDED = ("chat_template",)
 
-    chat_template: str = Field(
+    chat_template: Place = Field(
         OWN,
         description="default: the template of the stage's start. Or a file (Jinja), a model's folder, or a "
         "template of TRL (qwen3_training), published with the stage. A template other than the "

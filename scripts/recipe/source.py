@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.strict import Strict, Text, invalid, matching
+from scripts.recipe.strict import Place, Strict, Text, invalid, matching
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
@@ -53,7 +53,7 @@ class FolderSource(_Published):
     """Rows in a folder of this machine with the layout of a dataset repository."""
 
     kind: Literal["folder"]
-    path: str
+    path: Place
 
 
 class Files(Strict):

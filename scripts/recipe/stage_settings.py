@@ -225,6 +225,11 @@ class StageSettings(Training):
         return self.algorithm != "reward"
 
     @property
+    def doubts(self) -> list[str]:
+        """Return what is likely a mistake in the settings, whatever the model."""
+        return []
+
+    @property
     def kept_by_continuing(self) -> dict[str, Any]:
         """Return the settings, by key, that a stage shares with the stage that it continues."""
         return {"backend": self.backend, "algorithm": self.algorithm}

@@ -2,12 +2,23 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, NonNegativeInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 
@@ -24,11 +35,32 @@ MEMORY = re.compile(r"(\d+)([MGT])")
 
 def _megabytes(value: object) -> object:
     """Convert Slurm's memory, such as 64G, to MB, of 1024 KB each."""
-    size = MEMORY.fullmatch(value) if isinstance(value, str) else None
-    return int(size[1]) * 1024 ** "MGT".index(size[2]) if size else value
+    if not isinstance(value, str) or value.isdecimal():
+        return value
+    if (size := MEMORY.fullmatch(value)) is None:
+        raise invalid(f"must be a number of MB, or one with M, G or T, such as 64G, not {value}")
+    return int(size[1]) * 1024 ** "MGT".index(size[2])
+
+
+def _amount(value: object) -> object:
+    """Refuse whatever is neither a whole number nor a share, in words that pydantic lacks for two types."""
+    with suppress(TypeError, ValueError):
+        number = float(value)
+        if not isinstance(value, bool) and (0 < number < 1 or (number >= 1 and number.is_integer())):
+            return value
+    raise invalid(f"must be a whole number, or a share between 0 and 1, not {value}")
+
+
+def _written_out(path: str) -> str:
+    """Refuse a path with a sign that a shell alone replaces."""
+    if sign := re.match(r"~|\$(?=[A-Za-z{])", path):
+        raise invalid(f"begins with {sign[0]}, for a shell alone to replace; write the whole path, {Path.home()}/...")
+    return path
 
 
 Memory = Annotated[NonNegativeInt, BeforeValidator(_megabytes, json_schema_input_type=int | str)]
+Amount = Annotated[PositiveInt | Annotated[float, Field(gt=0, lt=1)], BeforeValidator(_amount)]
+Place = Annotated[str, AfterValidator(_written_out)]
 
 
 WORDS = yaml.safe_load(Path(__file__).with_name("elsewhere.yaml").read_text(encoding="utf-8"))
@@ -40,7 +72,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
     words = sorted(words)
     if word.lower() in ELSEWHERE and word.lower() not in words:
         return f"; here that is {ELSEWHERE[word.lower()]}"
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    longer = [each for each in words if len(word) > 2 and word in each]
+    close = longer if len(longer) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
 
 
@@ -65,7 +98,7 @@ class Strict(BaseModel):
     which change no weight but for rounding and random numbers.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     gone: ClassVar[dict[str, str]] = {}
     ADDED: ClassVar[tuple[str, ...]] = ()
     PLACING: ClassVar[tuple[str, ...]] = ()
@@ -82,8 +115,19 @@ class Strict(BaseModel):
             for key in data:
                 if key not in cls.model_fields:
                     gone = cls.gone.get(str(key))
-                    message = f"is gone: {gone}" if gone else f"unknown key{nearest(str(key), cls.model_fields)}"
+                    within = None if str(key).lower() in ELSEWHERE else next(_paths(cls, str(key)), None)
+                    meant = f"; did you mean {within}?" if within else nearest(str(key), cls.model_fields)
+                    message = f"is gone: {gone}" if gone else f"unknown key{meant}"
                     raise PydanticCustomError("unknown_key", "{message}", {"key": str(key), "message": message})
                 if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
                     raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data
+
+
+def _paths(model: type[BaseModel], key: str) -> Iterator[str]:
+    """Yield the dotted names of the fields called `key` in the sections of a model."""
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                within = [key] if key in kind.model_fields else _paths(kind, key)
+                yield from (f"{name}.{path}" for path in within)

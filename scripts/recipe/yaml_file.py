@@ -20,6 +20,21 @@ from scripts.recipe.strict import NAME, nearest
 SHOWN = 40
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list"}
 KINDS |= {"string": "a text (in quotes where YAML takes it for a number, a date or yes and no)"}
+KINDS |= dict.fromkeys(("dict", "model"), "a section of keys")
+KINDS |= {"tuple": "a list of column, sign and value, such as [answer, '>', 3]"}
+WEIGHTED = "; an environment of yours adds weighted rewards (docs/environments.md)"
+SHAPES = {
+    ("model", str): "; {name: ...} names a folder (/... or ./...) or a repository of the hub",
+    ("parent", list): "; one model is made of several by algorithm: merge",
+    ("tracking", str): "; {project: NAME} logs in Weights & Biases, and report_to of the site elsewhere",
+    ("environment", dict): WEIGHTED,
+    ("environments", dict): WEIGHTED,
+}
+"""Hints for keys with a value of another shape."""
+TAG = re.compile(
+    r"<.*|\[key\]|[A-Z][a-z]\w*|(constrained-|function-)?(str|int|float|bool|list|dict|literal|after|before)(\[.*)?"
+)
+"""Parts of pydantic's own in a location: a key's mark, and the types of a union."""
 SOURCES = ("synthetic", "hub", "folder")
 NEEDS = {
     "_tag_of()": "needs an algorithm: sft, grpo, dpo, reward, ...",
@@ -88,12 +103,19 @@ class YamlFile:
         try:
             return model.model_validate(self.data if data is None else data)
         except ValidationError as error:
-            lines: dict[tuple[Any, ...], str] = {}
-            for detail in error.errors():
+            said: dict[tuple[Any, ...], tuple[str, dict[str, None]]] = {}
+            found = error.errors()
+            for detail in found:
                 location, message = _described(detail)
+                *within, last = detail["loc"] or [""]
+                inner = (each["loc"] for each in found if len(each["loc"]) > len(detail["loc"]))
+                if TAG.fullmatch(str(last)) and any([*each[: len(within)]] == within for each in inner):
+                    continue  # a type of a union, when another's own keys are the mistake
                 place = self.line_of(location) if location else None
-                lines.setdefault((place, tuple(location[2:]), message), f"{self.key(*location)}: {message}")
-            raise UserError("\n  ".join(lines.values())) from None
+                at = location[2:] or [*location[:1], message]
+                said.setdefault((place, *at), (self.key(*location), {}))[1][message] = None
+            lines = [f"{key}: {', or '.join(messages)}" for key, messages in said.values()]
+            raise UserError("\n  ".join(lines)) from None
 
     def refuse_credentials(self) -> None:
         """UserError, without an echo, where the values hold a password, token or key."""
@@ -178,29 +200,39 @@ def _refuse_keys(file: YamlFile, node: yaml.Node | None) -> None:
 
 def _described(detail: Any) -> tuple[list[str], str]:
     """Return the key and the words of one of pydantic's errors."""
-    context, kind, value = detail.get("ctx", {}), detail["type"], detail["input"]
+    context = detail.get("ctx", {})
     parts = context["at"].split(".") if "at" in context else [str(part) for part in detail["loc"]]
-    # parts of pydantic's own: a key's mark, and tags of unions
     location = [
         part
         for before, part in zip(["", *parts], parts, strict=False)
-        if part != "[key]" and not part.startswith("<") and not (before == "source" and part in SOURCES)
+        if not TAG.fullmatch(part) and not (before == "source" and part in SOURCES)
     ]
     location += [context["key"]] if "key" in context else []
+    if detail["type"] == "union_tag_invalid":
+        discriminator = str(context["discriminator"])
+        location.append("algorithm" if discriminator == "_tag_of()" else discriminator.strip("'"))
+    return location, _words(detail, context, location)
+
+
+def _words(detail: Any, context: dict[str, Any], location: list[str]) -> str:
+    kind, value, shown = detail["type"], detail["input"], shortened(str(detail["input"]), SHOWN)
     discriminator = str(context.get("discriminator"))
     expected = re.findall(r"'<?([^'>]*)>?'", str(context.get("expected_tags") or context.get("expected") or ""))
     if kind in ("missing", "union_tag_not_found"):
-        return location, "is missing" if kind == "missing" else NEEDS.get(discriminator, f"needs a {discriminator}")
+        return "is missing" if kind == "missing" else NEEDS.get(discriminator, f"needs a {discriminator}")
     if kind == "union_tag_invalid":
-        key = "algorithm" if discriminator == "_tag_of()" else discriminator.strip("'")
-        return [*location, key], f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
+        return f"{context['tag']!r} is not known{nearest(context['tag'], expected)}"
     if kind in ("literal_error", "enum") and expected:
-        return location, f"{value!r} is not known{nearest(str(value), expected)}"
-    if kind == "string_pattern_mismatch" and context["pattern"] == NAME:
-        return location, f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
-    if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type")):
-        return location, f"must be {wanted}, not {shortened(str(value), SHOWN)}"
-    return location, detail["msg"][0].lower() + detail["msg"][1:]
+        return f"{value!r} is not known{nearest(str(value), expected)}"
+    if kind == "string_pattern_mismatch":
+        of_names = f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+        return of_names if context["pattern"] == NAME else f"must match {context['pattern']}, not {shown}"
+    if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type", "_from_float")):
+        hint = SHAPES.get((location[-1], type(value)), "") if location else ""
+        wanted = "one text" if isinstance(value, list | dict) and wanted == KINDS["string"] else wanted
+        given = "and is empty" if value is None else f"not {shown}"
+        return f"must be {wanted}, {given}{hint}"
+    return detail["msg"][0].lower() + detail["msg"][1:]
 
 
 def _descend(node: yaml.Node | None, location: list[str]) -> tuple[int, int | None]:

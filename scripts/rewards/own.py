@@ -7,10 +7,12 @@ of TRL's protocol (`scripts.rewards.episode`) has tools for several turns, and a
 ``verify``. The file is the user's code and runs in the rewarding process.
 """
 
+import ast
 import inspect
 import json
 import sys
 import traceback
+from collections.abc import Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
@@ -29,6 +31,45 @@ from scripts.rows.messages import shown_question
 
 Row = dict[str, Any]
 FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags")
+LACKS = "defines no function verify(row, response), nor a class with reset() and get_reward()"
+
+
+def check_text(name: str, path: Path) -> None:
+    """Raise UserError for a file that is no Python or lacks the functions, as far as the text tells; run no line."""
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise UserError(f"environment {name}: {_place_and_cause(path, error)}") from None
+    defined = {
+        getattr(node, "asname", None) or getattr(node, "name", getattr(node, "id", None)): node
+        for node in _outside_bodies(tree.body)
+    }
+    verify, kinds = defined.get("verify"), [node for node in defined.values() if isinstance(node, ast.ClassDef)]
+    if isinstance(verify, ast.FunctionDef) and verify.args.vararg is None:
+        given = [each.arg for each in verify.args.posonlyargs + verify.args.args]
+        if len(given) < len(("row", "response")):
+            at = f"environment {name}: {path}:{verify.lineno}"
+            raise UserError(f"{at}: verify takes ({', '.join(given)}), not (row, response)")
+    methods = [{getattr(each, "name", None) for each in kind.body} for kind in kinds]
+    inherits = any(kind.bases or kind.decorator_list for kind in kinds)
+    if not {"verify", "*"} & defined.keys() and not inherits and not any({*PROTOCOL} <= each for each in methods):
+        raise UserError(f"environment {name}: {path}: {LACKS}")
+
+
+def _outside_bodies(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _outside_bodies(ast.iter_child_nodes(node))
+
+
+def _place_and_cause(path: Path, error: BaseException) -> str:
+    what = "".join(traceback.format_exception_only(error)[-1:]).strip()
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{path}:{error.lineno}: {what}"
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
+    return f"{path}:{line}: {what}" if line else f"{path}: {what}"
 
 
 class OwnEnvironment:
@@ -42,7 +83,7 @@ class OwnEnvironment:
         self.reads_response = not hasattr(kind, "get_reward")
         self._functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
         if self.reads_response and "verify" not in self._functions:
-            raise self._refusal("defines no function verify(row, response), nor a class with reset() and get_reward()")
+            raise self._refusal(LACKS)
         if not self.reads_response and (twice := self._functions.keys() & {"verify", "compare"}):
             raise self._refusal(f"rewards by get_reward() and by {min(twice)}(); drop one")
         self.environment_factory = self._factory_of(kind) if kind else None
@@ -108,7 +149,7 @@ class OwnEnvironment:
         try:
             exec(loader.source_to_code(source, str(self._path)), module.__dict__)  # noqa: S102
         except (Exception, SystemExit) as error:
-            raise UserError(f"environment {self._name}: {self._place_and_cause(error)}") from error
+            raise UserError(f"environment {self._name}: {_place_and_cause(self._path, error)}") from error
         return module
 
     def _class_of(self, module: ModuleType) -> type | None:
@@ -164,14 +205,6 @@ class OwnEnvironment:
         return UserError(f"environment {self._name}: {self._path}: {says}")
 
     def _fault(self, name: str, error: BaseException | str, row: Row, kind: type[UserError] = UserError) -> UserError:
-        says = error if isinstance(error, str) else f"raised at {self._place_and_cause(error)}"
+        says = error if isinstance(error, str) else f"raised at {_place_and_cause(self._path, error)}"
         asks = shown_question(row)
         return kind(f"environment {self._name}: {name} of {self._path} {says} (the row that asks {asks!r})")
-
-    def _place_and_cause(self, error: BaseException) -> str:
-        what = "".join(traceback.format_exception_only(error)[-1:]).strip()
-        if isinstance(error, SyntaxError) and error.filename == str(self._path):
-            return f"{self._path}:{error.lineno}: {what}"
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(self._path)), None)
-        return f"{self._path}:{line}: {what}" if line else f"{self._path}: {what}"

@@ -19,11 +19,13 @@ from tokenizers import Tokenizer
 from scripts.errors import UserError
 from scripts.files import read_json, write_json, write_text
 from scripts.recipe.sampling import OWN
+from scripts.recipe.strict import nearest
 from scripts.rows.messages import common_length
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")
 SHOWN = 60
+HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which templates mark what the assistant says
 
 
@@ -42,11 +44,15 @@ def read_template(named: str) -> str:
         return found
     try:
         return (shipped if shipped.is_file() else path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        names = [each.stem for each in _shipped().glob("*.jinja") if not each.stem.endswith("_training")]
+        meant = "" if "." in path.name or "/" in named else f", and no template that TRL ships{nearest(named, names)}"
+        of_hub = (
+            f"; of a model on the hub, take the file: hf download {named} {TEMPLATE}" if HUB.fullmatch(named) else ""
+        )
+        raise UserError(f"{path}: no such file{meant}{of_hub}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: cannot be read ({error}), and is none of the templates that TRL ships ({shipped.parent}); of a "
-            f"model on the hub, take the file: hf download {named} {TEMPLATE}"
-        ) from None
+        raise UserError(f"{path}: cannot be read ({error})") from None
 
 
 def compiled_template(chat_template: str, folder: Path) -> Template:

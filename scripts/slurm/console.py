@@ -14,6 +14,7 @@ from typing import Any
 
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from scripts.errors import write_any_text
 from scripts.slurm.mistakes import Messages
 
 SNAKEMAKE = "snakemake.logging"
@@ -35,6 +36,9 @@ class Console(logging.Filter):
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
+        write_any_text()
+        if self.workflow.output_settings.dryrun:  # and ends, like `ls`, where nobody reads on
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         snakemake = logging.getLogger(SNAKEMAKE)
         for earlier in [known for known in snakemake.filters if isinstance(known, Console)]:
             snakemake.removeFilter(earlier)

@@ -144,6 +144,15 @@ def of_export(paths: StagePaths) -> Iterator[str]:
     elif paths.export.is_symlink() and paths.export.readlink().name != content:
         target = paths.export.readlink()
         yield f"{paths.export}: a link to {target}, but {path} names {content}; delete both, and {EXPORTS}"
+    yield from _of_exported_files(paths, record, -1)
+
+
+def _of_exported_files(paths: StagePaths, record: ExportRecord, hashed_bytes: int) -> Iterator[str]:
+    """Yield a line for every file of an export, where that is there, of another size than its record says."""
+    folder = paths.exported(record["content"])
+    for name, problem in differences(folder, record["files"], hashed_bytes) if folder.is_dir() else ():
+        path = paths.export_record
+        yield f"{folder / name}: {problem}, by {path}; delete {folder} and the record, and {EXPORTS}"
 
 
 def exported_model(export_record: Path) -> Path:
@@ -153,8 +162,6 @@ def exported_model(export_record: Path) -> Path:
     """
     paths = StagePaths(export_record.parents[1])
     record = read_record(export_record, ExportRecord)
-    if problems := list(of_export(paths)):
-        raise UserError("\n".join(problems))
     folder = paths.exported(record["content"])
     if folder.is_dir():
         check_readable(folder)
@@ -163,8 +170,8 @@ def exported_model(export_record: Path) -> Path:
             f"{folder}: links to Megatron weights, which no stage starts from any more; delete "
             f"{export_record}, and {EXPORTS}"
         )
-    for name, problem in differences(folder, record["files"], HASHED_BYTES):
-        raise UserError(
-            f"{folder / name}: {problem}, by {export_record}; delete {folder} and the record, and {EXPORTS}"
-        )
+    if problems := [*of_export(paths), *_of_exported_files(paths, record, HASHED_BYTES)]:
+        raise UserError("\n".join(dict.fromkeys(problems)))
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is missing, by {export_record}; delete the record, and {EXPORTS}")
     return folder

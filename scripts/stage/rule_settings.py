@@ -118,6 +118,12 @@ def write_settings(recipe: Recipe, results: Path) -> None:
             os.utime(path, ns=(then, then))
 
 
+def is_fetched(recipe: Recipe, results: Path) -> bool:
+    """Whether the source's files are there and made from the settings of today."""
+    data = results / "data"
+    return (data / "source/record.json").exists() and not _of_data(recipe, data)["source"].differ()
+
+
 def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     """Return the blends whose data would be made anew if Snakemake ran now.
 
@@ -125,7 +131,7 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     """
     data, settings = results / "data", _of_data(recipe, results / "data")
     source, record = settings["source"], read_if_there(data / "source/record.json", SourceRecord)
-    if record is None or not source.differ():
+    if record is None or is_fetched(recipe, results):
         fetched = set()  # a source that is gone is fetched again for a blend without splits alone
     elif source.made_from.exists():
         before, now = json.loads(source.made_from.read_text(encoding="utf-8")), json.loads(source.text)

@@ -38,8 +38,6 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
 
     exports, snapshot = hf.parent / "exports", None
-    if model.folder and not model.folder.is_dir():
-        raise UserError(f"model.name: {model.folder}: no such folder")
     if not model.folder:
         snapshot = open_snapshot(model.name, model.revision or "main", kind="model")
     names = snapshot.sizes if snapshot else {path.name for path in model.folder.iterdir() if path.is_file()}

@@ -80,6 +80,20 @@ def test_config_and_site_are_checked_too(tmp_path):
         load_site(site, load_recipe(TINY))
 
 
+def test_mistakes_at_several_keys_are_a_line_each_and_of_one_key_one(tmp_path):
+    with pytest.raises(UserError) as caught:
+        parse_config({"recipe": "a", "site": "b", "seed": "x", "sample": 0, "compare": 3})
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["sample", "seed", "compare"]
+    blends = {"file": {"a": 1}, "holdout": 1.5, "environment": {"mine": 0.7}}
+    (tmp_path / "recipe.yaml").write_text(
+        yaml.safe_dump(yaml.safe_load(TINY.read_text()) | {"blends": {"sft": blends}})
+    )
+    with pytest.raises(UserError) as caught:
+        load_recipe(tmp_path / "recipe.yaml")
+    keys = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert keys == [f"blends.sft.{key}" for key in ("file", "environment", "holdout")]
+
+
 def test_a_stage_lies_over_the_defaults_of_its_algorithm():
     recipe = load_recipe(TINY)
     assert recipe.stages["rlhf"].loss_fn.reference_policy_kl_penalty == 1e-3

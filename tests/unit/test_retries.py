@@ -1,6 +1,7 @@
 """Which trainings are tried again: those that something cut off, as long as they get on."""
 
 import os
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,20 @@ from scripts.stage.attempts import begin_attempt, end_attempt
 def run(tmp_path):
     (tmp_path / "stage/run").mkdir(parents=True)
     return tmp_path / "stage/run"
+
+
+def test_the_first_interrupt_stops_snakemake_and_later_ones_only_say_that_it_stops(tmp_path, capfd):
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *told: heard.append(told))
+    try:
+        retries = Retries(tmp_path, 7, on_slurm=False)
+        retries.heed_interrupts()
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(heard) == 1 and retries.is_stopped
+    assert capfd.readouterr().err == "stopping already; waiting for the running jobs\n" * 2
 
 
 def attempt(run, outcome: str, begin: int = 0, end: int = 5, call: int = 7) -> None:

@@ -127,7 +127,7 @@ def test_memory_has_a_unit_wherever_it_is_said_and_0_is_all_of_a_whole_node():
     assert here.resources_of("sft", RECIPE.stages["sft"]).mem_mb == 1 << 20
     whole, part = (training_resources(site(exclusive=each), Resources(mem_mb=0)) for each in (True, False))
     assert (whole["sbatch_arguments"], part["sbatch_arguments"]) == ("--mem=0", None)
-    with pytest.raises(ValidationError, match="valid integer"):
+    with pytest.raises(ValidationError, match="number of MB"):
         Resources(mem_mb="64 GB")
 
 

@@ -30,7 +30,8 @@ def attempts(workflow) -> Counter:
 def expected_to_train(workflow, targets: list[str]) -> dict[str, set[str]]:
     """The stages that would train, by the dry run, the plan, the status and the budget, without any of Snakemake's."""
     table = workflow.snakemake("--dry-run", *targets)
-    jobs = set(re.findall(r"^(\w+) +(?:trains|resumes)\b", table, re.M)) - {"rule"}
+    jobs = set(re.findall(r"^(\w+) +(?:trains|resumes)\b", table, re.M))
+    jobs &= set(re.findall(r"^rule train: stage=(\w+);", table, re.M))
     config = load_config(Path("config/config.yaml"), {})
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     project = Project(recipe, load_site(Path(config.site), recipe), Path(config.folder), False, Path(config.results))
@@ -74,6 +75,12 @@ def test_jobs_plan_status_and_budget_agree_with_what_really_trains(copied, edit,
     assert [path for path, content in kept.items() if content not in there] == [], "nothing trained may be lost"
     assert "Nothing to be done" in output or "Nothing to be done" in copied.snakemake("--dry-run", *targets)
     assert not any(expected_to_train(copied, targets).values())
+
+
+def test_a_recipe_under_another_name_makes_nothing_again(copied):
+    recipes = copied.root / "config/recipes"
+    (recipes / "short.yaml").rename(recipes / "renamed.yaml")
+    assert "Nothing to be done" in copied.snakemake("--dry-run", "--config", "recipe=config/recipes/renamed.yaml")
 
 
 def weights(workflow) -> list[Path]:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,21 @@ import pytest
 import yaml
 from snakemake import cli
 
+from scripts.commands.plan import dry_run_text, plan_text
 from scripts.commands.prepare import refuse_taken_folder
+from scripts.commands.project import Project
+from scripts.commands.ready import other_version, problems
 from scripts.errors import UserError
+from scripts.files import write_json
 from scripts.model.pretrained import _check_one_template
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.slurm.site_check import check_executor
+from scripts.stage.consistency import damage_of_stage
+from scripts.stage.paths import StagePaths
+from scripts.stage.publish import export_name
 from tests.conftest import ROOT
+from tests.pretrained import save_pretrained
 
 TINY = ROOT / "config/recipes/tiny.yaml"
 ROW = re.compile(r"^\| (.+?) \| `(.+?)` \| .*\|$", re.M)
@@ -56,7 +65,7 @@ def refusal(call: Callable, *arguments: object) -> str:
 
 
 MISTAKES = Path(__file__).with_name("mistakes.yaml")
-RECIPES, CONFIGS, COMMANDS = yaml.safe_load(MISTAKES.read_text()).values()
+RECIPES, CONFIGS, COMMANDS, LACKING, LIKELY = yaml.safe_load(MISTAKES.read_text()).values()
 TARGETS = ["results/tiny/rlhf/ckpt", "results/rlhf/ckp", "rlhf", "results/rlvr9/ckpt"]
 LATER, SWEPT = "results/sft/ckpt", "results/swept/ckpt"
 
@@ -68,6 +77,54 @@ def test_in_a_recipe(mistake, tmp_path):
     assert old in text
     (tmp_path / "tiny.yaml").write_text(text.replace(old, new, 1))
     holds(mistake, refusal(load_recipe, tmp_path / "tiny.yaml"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a model, rows and environments, whole and broken."""
+    folder = tmp_path_factory.mktemp("own")
+    save_pretrained("qwen3", folder / "model")
+    (folder / "rows").mkdir()
+    files = {
+        "rows/empty.jsonl": "",
+        "rows/rows.jsonl": "{}\n",
+        "nothing.py": "import json\n\nrows = json.loads('[]')\n",
+    }
+    files |= {"short.py": "def verify(response):\n    return 1.0\n", "broken.py": "def verify(row, response)\n"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def planned(folder: Path, tmp_path: Path, old: str, new: str) -> Project:
+    """The project of recipe tiny-pretrained on the folder's model, with a mistake."""
+    text = (ROOT / "config/recipes/tiny-pretrained.yaml").read_text()
+    assert old in text
+    text = text.replace(old, new.replace("FOLDER", str(folder)), 1)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text.replace("./results/sft/hf/model", str(folder / "model")))
+    recipe = load_recipe(path)
+    return Project(recipe, load_site(Path("config/sites/laptop.yaml"), recipe), tmp_path / "results")
+
+
+@pytest.mark.parametrize("mistake", LACKING)
+def test_what_is_not_there_or_not_whole_is_told_by_plan_and_refused_before_any_job(mistake, folder, tmp_path):
+    try:
+        project = planned(folder, tmp_path, *LACKING[mistake])
+    except UserError as error:
+        holds(mistake, f"{error}")
+        return
+    (said,) = problems(project.recipe, project.results)
+    holds(mistake, said)
+    assert plan_text(project).endswith(f"\nSnakemake will refuse all of it: {said}")
+
+
+@pytest.mark.parametrize("mistake", LIKELY)
+def test_what_is_likely_a_mistake_is_told_by_plan_and_dry_run(mistake, folder, tmp_path):
+    project = planned(folder, tmp_path, *LIKELY[mistake])
+    for text in (plan_text(project), dry_run_text(project, {"sft", "rlvr"})):
+        (said,) = [line for line in text.splitlines() if line.startswith("warning: ")]
+        holds(mistake, said)
 
 
 @pytest.mark.parametrize("mistake", CONFIGS)
@@ -180,7 +237,42 @@ def test_a_dry_run_is_a_line_a_job_and_ends_with_the_plan(tree):
     assert "publishes_only" not in output and "Missing output" not in output
     plan, end = output.rstrip().split("\n\n")[-2:]
     assert end.startswith("This was a dry-run")
-    assert [line.split()[0] for line in plan.strip().splitlines()] == ["stage", "sft", "rlvr1", "in"]
+    assert [line.split()[0] for line in plan.strip().splitlines()] == ["stage", "sft", "rlvr1", "in", "predicted,"]
+
+
+def test_where_the_output_cannot_go_and_in_another_python(tree, monkeypatch):
+    plan = [sys.executable, "-m", "scripts.commands", "plan"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(plan, cwd=tree.root, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    holds("output onto a full disk", done.stderr)
+    done = tree.run(sys.executable, "-S", "-m", "scripts.train.run", "--help", check=False)
+    holds("another Python: `python3 -m scripts.train.run`", done.stdout)
+    monkeypatch.setitem(tree.environment, "PYTHONIOENCODING", "ascii")
+    (tree.root / "config/sites/cluster.yaml").write_text("{name: c, threads: 2, slurm: {gpus_per_node: 8}}")
+    assert re.search(r"in all .* <= \d", tree.run(*plan, "--site", "config/sites/cluster.yaml").stdout)
+    monkeypatch.setitem(tree.environment, "PYTHONUNBUFFERED", "1")
+    said = tree.run("bash", "-c", "snakemake --dry-run 2>err | head -1 && cat err").stdout
+    assert "Building DAG" not in said.splitlines()[0] and "Error" not in said
+
+
+def test_a_project_of_another_version(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [*other_version()] == []
+    Path("Snakefile").write_text('module stagecoach_workflow:\n    snakefile:\n        stagecoach.snakefile("0.0.1")\n')
+    (said,) = other_version()
+    holds("a project of another version than the installed", said)
+
+
+def test_an_export_cut_short(tmp_path):
+    paths, files = StagePaths(tmp_path / "sft"), {"model.safetensors": {"bytes": 7, "sha256": "x"}}
+    record = {"stage": "sft", "step": 1, "identity": "i", "files": files, "content": export_name(files)}
+    write_json(paths.export_record, record)
+    (paths.exported(record["content"])).mkdir(parents=True)
+    (paths.exported(record["content"]) / "model.safetensors").write_bytes(b"weights")
+    assert damage_of_stage(paths) == []
+    (paths.exported(record["content"]) / "model.safetensors").write_bytes(b"wei")
+    (said,) = damage_of_stage(paths)
+    holds("an export cut short", said)
 
 
 def test_every_row_of_the_page_is_held_here():

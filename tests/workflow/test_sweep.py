@@ -1,6 +1,7 @@
 """A sweep, the best variant as a parent, and the best checkpoint, really trained."""
 
 import json
+import re
 
 import pytest
 
@@ -54,6 +55,9 @@ def test_the_child_starts_from_the_best_and_the_report_shows_the_sweep(tree):
 def test_a_choice_made_again_with_more_variants_repeats_only_what_follows_from_another(tree):
     before = choice(tree, "rlvr1.best-held_out_mean")["chosen"]
     tree.edit(swept(*RATES), swept(*RATES, "1.0e-9"))  # which learns nothing
+    planned = tree.snakemake("--dry-run")
+    assert re.search(r"^rlhf +trains +3 of 3 +rlvr1.best-held_out_mean comes first$", planned, re.M), planned
+    assert "stage=rlhf" not in planned and re.search(r"^predicted, .*: rlhf$", planned, re.M)
     output = tree.snakemake()
     again = choice(tree, "rlvr1.best-held_out_mean")
     assert len(again["candidates"]) == 3 and again["chosen"] == before

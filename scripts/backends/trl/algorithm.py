@@ -85,6 +85,9 @@ class TrlTraining(Training):
         return self.section.max_num_steps
 
 
+LARGEST_RATE = 0.1
+
+
 class TrlConfig(TrainingConfig):
     """The resolved config of a stage; `model` is None for a stage with a parent."""
 
@@ -146,6 +149,19 @@ class TrlSettings(StageSettings):
                 at = key("stages", name, "policy", "tokenizer", "chat_template")
                 raise UserError(f"{at}: {error}") from None
         return self
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return what is likely a mistake in the optimizer's settings."""
+        optimizer, steps = self.policy.optimizer, self.planned_step(None)
+        found = []
+        if optimizer.lr > LARGEST_RATE:
+            moves = "AdamW moves a weight by about that in a step, so few steps end a model"
+            found.append(f"policy.optimizer.lr is {optimizer.lr:g}; {moves}")
+        if optimizer.lr_warmup_iters >= steps:
+            never = "so the rate never reaches lr"
+            found.append(f"policy.optimizer.lr_warmup_iters is {optimizer.lr_warmup_iters} of {steps} steps, {never}")
+        return found
 
     @property
     def needs_export(self) -> str | None:

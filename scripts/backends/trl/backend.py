@@ -9,7 +9,7 @@ from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
-from scripts.backends.trl.doubts import doubts, unfit_readers
+from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_settings
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
@@ -90,6 +90,10 @@ class Trl(Backend):
         else:
             import_module("scripts.backends.trl.export").export_merged(stage)
 
+    def doubts(self, stage: Stage) -> list[str]:
+        """Return settings that are likely mistakes; of a merge none are known."""
+        return [] if stage.settings.kind is None else [*unlikely_settings(stage)]
+
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return packages off their pins, parts that do not fit together, and rows that no verifier can reward."""
         if stage.settings.kind is None:
@@ -97,15 +101,15 @@ class Trl(Backend):
             says = misfit(*(stage.role_exports[role] for role in stage.config.parts), *base)
             return [says] if says else []
         problems = []
-        for doubt in doubts(stage):
+        for doubt in (*stage.settings.doubts, *unlikely_settings(stage), *cut_answers(stage)):
             warn(f"{stage.name}: {doubt}")
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
         problems += unfit_readers(stage, self.chat_format(stage))
         blend = stage.recipe.blends[stage.settings.blend]
+        register(own_environments(stage.recipe), stage.config.environments)  # all, which later stages need
         if blend.kind != "prompts":
             return problems
-        register(own_environments(stage.recipe, stage.name), stage.config.environments)
         if site is not None and ranks_on(site, stage)[1] > 1 and any(map(environment_factory, blend.environments)):
             policy = stage.settings.policy
             if policy.dtensor_cfg.enabled or policy.generation.vllm_cfg.tensor_parallel_size > 1:

@@ -2,11 +2,14 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
-from scripts.model.hugging_face import has_reward_head, text_config_of
+from scripts.backends.trl.policy import Lora
+from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_of
 from scripts.model.lengths import TokenCounter
+from scripts.recipe.strict import nearest
 from scripts.rows.chat_format import ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
@@ -16,14 +19,37 @@ from scripts.stage.tables import ROLLOUTS, read_table
 SAMPLE, MANY = 200, 0.4
 
 
-def doubts(stage: Stage) -> Iterator[str]:
-    """Yield lengths beyond the model's context, stop tokens outside of its vocabulary, and limits that cut answers."""
-    (model, shape), config = model_at_hand(stage), stage.config
+def unlikely_settings(stage: Stage) -> Iterator[str]:
+    """Yield lengths beyond the model's context, tokens outside of its vocabulary, and layers that it lacks."""
+    config, evaluation = stage.config, stage.recipe.evaluation
+    model, shape = model_at_hand(stage)
     if model is None or shape is None:
         return
     tokens = config.max_length if config.samples_by_vllm else longest_sequence(stage, model)[0]  # vLLM takes the limit
     if shape.context and tokens > shape.context:
         yield f"a sequence has up to {tokens} tokens, but the model's max_position_embeddings are {shape.context}"
+    asked = evaluation.max_new_tokens if stage.recipe.is_scored(stage.name) else None
+    if shape.context and asked and asked >= shape.context:
+        yield f"evaluation.max_new_tokens is {asked}, but the model's max_position_embeddings are {shape.context}"
+    samplers = {"evaluation": evaluation, "policy.generation": getattr(config.policy, "generation", None)}
+    for key, sampling in samplers.items():
+        if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
+            yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
+    yield from _unknown_layers(model, config.policy.lora)
+
+
+def _unknown_layers(model: Path, lora: Lora | None) -> Iterator[str]:
+    names = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors_of(model) if "norm" not in name}
+    for target in lora.target_modules if lora else ():
+        if target.rpartition(".")[2] not in names:
+            yield f"policy.lora.target_modules: no layer of the model is named {target}{nearest(target, names)}"
+
+
+def cut_answers(stage: Stage) -> Iterator[str]:
+    """Yield a limit of tokens that cuts many answers: of the rows, or of the parent's held-out responses."""
+    (model, shape), config = model_at_hand(stage), stage.config
+    if model is None or shape is None:
+        return
     generation, evaluation, lengths = getattr(config.policy, "generation", None), stage.recipe.evaluation, []
     key, sampling, whose = "evaluation", evaluation, "the first rows' answers"
     if generation:
@@ -36,8 +62,6 @@ def doubts(stage: Stage) -> Iterator[str]:
             example = KINDS[config.kind].example(row)
             asked = counter.count(example.prompt, example.tools, asks=True)
             lengths.append(counter.count([*example.prompt, *example.longest_answer], example.tools) - asked)
-    if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
-        yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
     limit = sampling.max_new_tokens if sampling else None
     if limit and lengths and (share := sum(length >= limit for length in lengths) / len(lengths)) >= MANY:
         yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
