@@ -139,7 +139,7 @@ def run_program(main: Callable[[], int | None]) -> None:
         if error.errno != errno.ENOSPC:
             raise
         _drop_output()
-        sys.exit(f"error: {error.strerror}: of the output, or of a file; free some, or write to another disk")
+        sys.exit(f"error: {error.strerror}, for the output or for a file; free some, or write to another disk")
     sys.exit(status or 0)
 
 

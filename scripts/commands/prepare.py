@@ -36,7 +36,7 @@ def prepare(console: Console, results: Path, site: Site) -> int:
     """
     for other in ("scripts/__init__.py", "scripts.py"):  # which python -m would take for ours
         if Path(other).is_file() and Path.cwd() != installation():
-            raise UserError(f"{Path.cwd() / other}: a package of Stagecoach bears this name; rename the folder")
+            raise UserError(f"{Path.cwd() / other}: a package of Stagecoach has the same name; rename the folder")
     check_versions(SNAKEMAKE, *([SLURM_PLUGIN] if site.slurm else []))
     os.environ.update(
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
@@ -72,7 +72,7 @@ def refuse_taken_folder(config: Config) -> None:
     is_ours = config.run in TAKEN_STAGES and folder.is_dir() and not any(folder.glob("*/config.yaml"))
     is_ours = is_ours or config.run == STORE
     if config.run and (is_stage or is_ours):
-        raise UserError(f"run={config.run}: {folder} holds what a run without a name made; choose another name")
+        raise UserError(f"run={config.run}: {folder} has results of a run without a name; choose another name")
 
 
 def check_versions(*packages: str) -> None:

@@ -54,7 +54,7 @@ def _amount(value: object) -> object:
 def _written_out(path: str) -> str:
     """Refuse a path with a sign that a shell alone replaces."""
     if sign := re.match(r"~|\$(?=[A-Za-z{])", path):
-        raise invalid(f"begins with {sign[0]}, for a shell alone to replace; write the whole path, {Path.home()}/...")
+        raise invalid(f"begins with {sign[0]}, which only a shell expands; write the whole path, {Path.home()}/...")
     return path
 
 

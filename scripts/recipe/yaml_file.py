@@ -181,7 +181,7 @@ def limited(text: str, loader: yaml.SafeLoader) -> yaml.Node | None:
 
 
 def _refuse_keys(file: YamlFile, node: yaml.Node | None) -> None:
-    """Raise UserError for a key that is no text or stands twice."""
+    """Raise UserError for a key that is no text or appears twice."""
     if isinstance(node, yaml.MappingNode):
         seen: dict[str, int] = {}
         for key, value in node.value:
@@ -190,7 +190,7 @@ def _refuse_keys(file: YamlFile, node: yaml.Node | None) -> None:
                 raise UserError(f"{file.path}:{line}: key {key.value} is no text; put it into quotes")
             if key.value in seen:
                 also = f"(also in line {seen[key.value]}); keep one"
-                raise UserError(f"{file.path}:{line}: key {key.value} stands twice {also}")
+                raise UserError(f"{file.path}:{line}: key {key.value} appears twice {also}")
             seen[key.value] = line
             _refuse_keys(file, value)
     elif isinstance(node, yaml.SequenceNode):

@@ -199,7 +199,7 @@ def take_in(root: Path, paths: StagePaths) -> None:
             if identity is not None:
                 _take(run, made_store(root) / identity)
             elif any(run.iterdir()):
-                raise UserError(f"{run}: holds files but no identity.json; {ADVICE[RunIdentity]}")
+                raise UserError(f"{run}: has files but no identity.json; {ADVICE[RunIdentity]}")
             else:
                 run.rmdir()
         _mend(root, paths)
@@ -217,7 +217,7 @@ def _take(run: Path, folder: Path) -> None:
         run.rename(folder)
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise UserError(f"{run}: lies on another file system than the store; mv {run} {folder}") from None
+            raise UserError(f"{run}: is on another file system than the store; mv {run} {folder}") from None
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     else:

@@ -284,7 +284,7 @@ def test_a_directory_that_nobody_owns_is_not_touched(train):
     a = stage_of("a")
     (a.paths.directory / "run").mkdir()
     (a.paths.directory / "run/weights").write_text("somebody's")
-    with pytest.raises(UserError, match=r"holds files but no identity.json"):
+    with pytest.raises(UserError, match=r"has files but no identity.json"):
         train(a)
     assert (a.paths.directory / "run/weights").exists()
     (a.paths.directory / "run/weights").unlink()
