@@ -6,7 +6,7 @@ from scripts.backends.protocol import backend_of
 from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
-from scripts.commands.ready import doubts
+from scripts.commands.ready import doubts, lacking_rows
 from scripts.slurm.site_check import check_executor, check_site
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
@@ -39,6 +39,8 @@ def needed_packages():
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
+    if lacking := lacking_rows(RECIPE, Path(RESULTS)):
+        raise UserError("\n  ".join(lacking))
     for line in doubts(RECIPE, Path(RESULTS), sorted({*map(RECIPE.stage_trained, stages_to_train())})):
         print(line, file=sys.stderr)
     for package, needed_by in needed_packages():

@@ -21,7 +21,7 @@ PINNED = re.compile(r"""stagecoach\.snakefile\(["']([^"']+)["']\)""")
 
 
 def problems(recipe: Recipe, results: Path) -> list[str]:
-    """Return what Snakemake refuses before the first job: missing models, templates, data and environments."""
+    """Return what Snakemake refuses, a dry run too: missing models and templates, unusable environments."""
     checks = [partial(check_source, model, results / name) for name, model in recipe.pretrained.items()]
     checks += [partial(check_text, name, path) for name, path in own_environments(recipe).items()]
     found = []
@@ -30,14 +30,19 @@ def problems(recipe: Recipe, results: Path) -> list[str]:
             check()
         except UserError as error:
             found.append(str(error))
+    return found
+
+
+def lacking_rows(recipe: Recipe, results: Path) -> list[str]:
+    """Return the folders and files of rows that are missing, which a start refuses and a dry run mentions."""
     blends = recipe.fetched.values()
     sources = [recipe.source, *(part.source for blend in blends for part in (blend, *blend.sources))]
     with suppress(UserError):  # of a damaged record, which the stages' states tell
         if any(isinstance(source, FolderSource) for source in sources) and not is_fetched(recipe, results):
             from scripts.data.download import lacking_files  # noqa: PLC0415 - the hub's client takes half a second
 
-            found += lacking_files(recipe)
-    return found
+            return [*lacking_files(recipe)]
+    return []
 
 
 def other_version() -> Iterator[str]:

@@ -15,7 +15,7 @@ from snakemake import cli
 from scripts.commands.plan import dry_run_text, plan_text
 from scripts.commands.prepare import refuse_taken_folder
 from scripts.commands.project import Project
-from scripts.commands.ready import other_version, problems
+from scripts.commands.ready import lacking_rows, other_version, problems
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.pretrained import _check_one_template
@@ -114,7 +114,7 @@ def test_what_is_not_there_or_not_whole_is_told_by_plan_and_refused_before_any_j
     except UserError as error:
         holds(mistake, f"{error}")
         return
-    (said,) = problems(project.recipe, project.results)
+    (said,) = problems(project.recipe, project.results) + lacking_rows(project.recipe, project.results)
     holds(mistake, said)
     assert plan_text(project).endswith(f"\nSnakemake will refuse all of it: {said}")
 
