@@ -139,7 +139,7 @@ def test_a_start_from_megatrons_weights_is_refused_with_what_to_do_instead(tmp_p
     ):
         recipe_with(tmp_path, {"rl": {"pretrained_checkpoint": True}})
     model = {"name": "/models/hf", "megatron": {"path": "/models/megatron"}}
-    with pytest.raises(UserError, match=r"Model.megatron: is gone: convert the checkpoint to Hugging Face's format"):
+    with pytest.raises(UserError, match=r": model.megatron: is gone: convert the checkpoint to Hugging Face's format"):
         recipe_with(tmp_path, model=model)
 
 
