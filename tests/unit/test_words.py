@@ -2,12 +2,23 @@
 
 import pytest
 
-from tests.words import LIMIT, ROOT, docstrings, messages, modules, pages, prose, share
+from tests.words import LIMIT, ROOT, docstrings, long_sentences, messages, modules, pages, prose, share
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_stays_within_the_limit(page):
     assert share([prose(page)]) <= LIMIT
+    assert long_sentences(page) == []
+
+
+def test_sentences_items_and_cells_are_counted_by_themselves(tmp_path):
+    page, short = tmp_path / "page.md", "A sentence of five words. "
+    page.write_text(
+        f"# Head\n\n{short * 9}\n\n- {'item ' * 25}\n- {'item ' * 25}\n\n| {'cell ' * 20} | {'cell ' * 20} |\n"
+    )
+    assert long_sentences(page) == []
+    page.write_text(f"{short}And one {'of very many words ' * 8} ends.")
+    assert [sentence[:7] for sentence in long_sentences(page)] == ["And one"]
 
 
 @pytest.mark.parametrize("texts", [docstrings, messages])
