@@ -11,13 +11,13 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 REQUIRED = bool(os.environ.get("STAGECOACH_REQUIRE_BROWSER"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def downloads(tmp_path_factory):
     """Where the browser saves files."""
     return tmp_path_factory.mktemp("downloads")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(downloads):
     """Headless Chromium without a network."""
     if not (CHROMIUM and DRIVER):
