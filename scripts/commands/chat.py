@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from scripts.commands.project import Project, project_of
+from scripts.commands.project import Project, project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
 from scripts.stage.paths import StagePaths
@@ -20,7 +20,9 @@ def run(arguments: argparse.Namespace) -> None:
     check_stage_name(project.recipe, arguments.stage)
     record = StagePaths(project.results / arguments.stage).export_record
     if not record.exists():
-        raise UserError(f"stage {arguments.stage} has no export yet: snakemake {record}")
+        raise UserError(f"stage {arguments.stage} has no export yet: {snakemake_command(record, arguments)}")
+    if (arguments.temperature or 0) < 0 or (arguments.max_new_tokens or 1) < 1:
+        raise UserError("--temperature is 0 or more, and --max-new-tokens 1 or more")
     from transformers import TextStreamer  # noqa: PLC0415 - takes seconds
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 

@@ -1,6 +1,8 @@
 """The project of a command: recipe, site and folder of results."""
 
 import argparse
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +48,12 @@ def note_config(config: Config) -> None:
         write_json(path, called)
 
 
+def snakemake_command(target: Path, arguments: argparse.Namespace) -> str:
+    """Return the command that makes a file of the project that a command's arguments name."""
+    given = [f"{name}={value}" for name in OPTIONS[1:] if (value := getattr(arguments, name)) is not None]
+    return shlex.join(["snakemake", str(target), *(["--config", *given] if given else [])])
+
+
 def project_of(arguments: argparse.Namespace) -> Project:
     """Return the project that a command's arguments name, else the last call of the run, or else the config."""
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
@@ -53,6 +61,8 @@ def project_of(arguments: argparse.Namespace) -> Project:
     config = load_config(file, given)
     if "run" in given and "recipe" not in given and config.run != load_config(file, {}).run:
         config = load_config(file, (read_if_there(Path(config.folder, NOTED), dict[str, Any]) or {}) | given)
+    if "run" in given and not Path(config.folder).exists():
+        print(f"{config.folder}: no such run yet; the recipe is {config.recipe}", file=sys.stderr)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
     return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results))

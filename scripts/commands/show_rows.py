@@ -6,7 +6,7 @@ import sys
 
 from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import text_of_rows, without_torch
-from scripts.commands.project import project_of
+from scripts.commands.project import project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
 
@@ -21,9 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.stage not in (None, stage.name):
             continue
         if not stage.train_split.exists():
-            shown = f"{stage.train_split} is not there yet: snakemake {stage.manifest}"
+            shown = f"{stage.train_split} is not there yet: {snakemake_command(stage.manifest, arguments)}"
         elif stage.parent_export_record is not None and not stage.parent_export_record.exists():
-            shown = f"the export that it starts from is not there yet: snakemake {stage.parent_export_record}"
+            command = snakemake_command(stage.parent_export_record, arguments)
+            shown = f"the export that it starts from is not there yet: {command}"
         else:
             try:
                 shown = without_torch(backend_of(stage.settings.backend).shown_rows, stage, arguments.rows)

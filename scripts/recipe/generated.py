@@ -215,6 +215,13 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
             raise invalid(f"{maker} {does}", where)
     if prompts.format != "jsonl":
         raise invalid("its rows have a format of their own; sample from a blend in jsonl", f"{at}.source.prompts")
+    samples, best = blend.generated.samples, blend.select.best
+    if blend.select.pairs and samples * len(blend.generated.models) < len(("chosen", "rejected")):
+        raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
+    if best and best.keep > samples:
+        raise invalid(
+            f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples", f"{at}.select.best.keep"
+        )
     if not blend.select.rank and not prompts.names_environments:
         says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
         raise invalid(says, f"{at}.source.prompts")

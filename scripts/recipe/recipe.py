@@ -336,7 +336,9 @@ class Recipe(Strict):
             if blend.names_environments or self.is_synthetic(blend):
                 at, known = f"blends.{name}.environments", [*Environment, *self.environments]
                 if not blend.environments:
-                    raise invalid("names no environment; environment says what rewards the blend's rows", at)
+                    raise invalid(
+                        "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]", at
+                    )
                 for place, each in enumerate(blend.environments):
                     if each not in known:
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")

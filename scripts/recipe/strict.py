@@ -70,7 +70,9 @@ ELSEWHERE = {theirs: ours for ours, words in WORDS.items() for theirs in words}
 def nearest(word: str, words: Iterable[str]) -> str:
     """Return `; did you mean ...?` with the closest valid word, or the list of all without a close word."""
     words = sorted(words)
-    if word.lower() in ELSEWHERE and word.lower() not in words:
+    if word.lower() in words:
+        return f"; did you mean {word.lower()}?"
+    if word.lower() in ELSEWHERE:
         return f"; here that is {ELSEWHERE[word.lower()]}"
     longer = [each for each in words if len(word) > 2 and word in each]
     close = longer if len(longer) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)

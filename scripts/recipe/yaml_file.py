@@ -226,6 +226,7 @@ def _words(detail: Any, context: dict[str, Any], location: list[str]) -> str:
         return f"{value!r} is not known{nearest(str(value), expected)}"
     if kind == "string_pattern_mismatch":
         of_names = f"{value!r}: lower-case letters, digits and - _ . alone, no such sign first"
+        of_names += "; a model of the hub gets a name below models, for use here" if "/" in str(value) else ""
         return of_names if context["pattern"] == NAME else f"must match {context['pattern']}, not {shown}"
     if (wanted := KINDS.get(kind.partition("_")[0])) and kind.endswith(("_parsing", "_type", "_from_float")):
         hint = SHAPES.get((location[-1], type(value)), "") if location else ""

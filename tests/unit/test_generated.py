@@ -55,6 +55,11 @@ def blend_of(select, **source):
         ({"source": GENERATED.replace("by: sft", "by: rft")}, "the stages start from each other"),
         ({"source": GENERATED.replace("by: sft", "by: [sft, sft]")}, "names a model twice"),
         ({"select": "{best: {}, pairs: {}}"}, "says best and pairs"),
+        ({"select": "{best: {keep: 9}}"}, "keeps 9 of 8 samples; lower it"),
+        (
+            {"source": GENERATED.replace("samples: 8", "samples: 1"), "select": "{pairs: {}}"},
+            "a pair needs two responses",
+        ),
         ({"select": "{best: {}, curriculum: by_pass_rate}"}, "curriculum orders prompts"),
         ({"select": "{}"}, "says nothing"),
         ({"select": "{pass_rate: {min: 0.9, max: 0.1}}"}, "is above max"),

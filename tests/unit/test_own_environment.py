@@ -191,6 +191,17 @@ def test_the_preflight_tries_it_and_names_the_row_that_it_cannot_reward(stage):
         check_stage(stage)
 
 
+def test_the_first_preflight_tries_it_on_the_rows_of_later_stages(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text("def verify(row, response): return None\n")
+    loaded = recipe(tmp_path / "mine.py", "mine")
+    taught = {"messages": [{"role": "user", "content": "say 1"}, {"role": "assistant", "content": "one"}]}
+    stage = ready_stage(loaded, tmp_path / "results", "sft", [taught])
+    assert BACKEND.preflight(stage, None, "python") == []
+    ready_stage(loaded, tmp_path / "results", "rlvr1", [row(3, "mine")])
+    (said,) = BACKEND.preflight(stage, None, "python")
+    assert "rlvr1/train-split.jsonl:1: environment mine: verify of" in said and "returned None" in said
+
+
 def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
     write_job(tmp_path / "job.pickle", job)
     assert read_job(tmp_path / "job.pickle").environments == {"word_count": ROOT / EXAMPLE}

@@ -14,16 +14,17 @@ from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.shown import shown_rows
 from scripts.backends.trl.versions import problem_of
-from scripts.errors import warn
+from scripts.errors import UserError, warn
 from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.records import ShownRow
 from scripts.rewards.gym_yaml import agents_of
-from scripts.rewards.registry import check_row, environment_factory, register, register_gym
+from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
 from scripts.rows.jsonl import key_of, read_rows
 from scripts.stage.consistency import exported_model
+from scripts.stage.probe import sample_rows
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 
@@ -108,6 +109,7 @@ class Trl(Backend):
         problems += unfit_readers(stage, self.chat_format(stage))
         blend = stage.recipe.blends[stage.settings.blend]
         register(own_environments(stage.recipe), stage.config.environments)  # all, which later stages need
+        problems += _failing_environments(stage)
         if blend.kind != "prompts":
             return problems
         if site is not None and ranks_on(site, stage)[1] > 1 and any(map(environment_factory, blend.environments)):
@@ -126,6 +128,21 @@ class Trl(Backend):
             for server in register_gym(gym, settings.gym_servers, python):
                 server.wait()
         return problems
+
+
+def _failing_environments(stage: Stage) -> list[str]:
+    """Return the faults of the user's environments on a row and an empty response, in every other blend at hand."""
+    own, found = stage.recipe.environments.keys(), []
+    for name, blend in stage.recipe.blends.items():
+        split = stage.results / "data" / name / stage.train_split.name
+        if blend.kind == "prompts" and name != stage.settings.blend and own & blend.environments and split.exists():
+            tried = [row for environment, rows in sample_rows(split, 1).items() if environment in own for row in rows]
+            for place, row in tried:
+                try:
+                    scores([(row, "")], [place])
+                except UserError as error:
+                    found.append(str(error))
+    return found
 
 
 def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
