@@ -303,7 +303,7 @@ def test_a_hundred_stages_are_found_by_filter_and_link(browser, pages):
     assert [row.find_element(By.TAG_NAME, "th").text for row in rows] == ["rlvr77", "rlvr78"]  # and its child
     rows[0].find_element(By.TAG_NAME, "a").click()
     assert browser.execute_script("return document.querySelector(':target').getBoundingClientRect().top") < 900
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 60
     assert severe(browser) == []
 
 

@@ -254,7 +254,7 @@ def test_a_run_saves_and_ends_before_its_deadline(checkout, tmp_path):
     assert done.returncode == 0
     assert "Timeout has been reached, stopping training early" in done.stdout
     assert steps(tmp_path) == ["step_3"]
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
