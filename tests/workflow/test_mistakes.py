@@ -161,7 +161,7 @@ def test_a_run_named_as_a_stage_that_is_there(monkeypatch, tmp_path):
     (tmp_path / "results/rlhf").mkdir()
     (tmp_path / "results/rlhf/config.yaml").touch()
     holds("`run=rlhf` beside results without a run", refusal(refuse_taken_folder, rlhf))
-    assert refusal(refuse_taken_folder, data).startswith("run=data: results/data holds ")
+    assert refusal(refuse_taken_folder, data).startswith("run=data: results/data has ")
 
 
 @pytest.mark.parametrize("mistake", COMMANDS)
