@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.project import Project, project_of
-from scripts.commands.ready import doubts, lacking_rows, other_version, problems
+from scripts.commands.ready import doubts, refusals
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
 from scripts.slurm.site_check import check_site
@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(backend_of(stage.settings.backend).command_text(stage, project.site))
         return 0
     found = diagnose(project)
-    refused = [*other_version(), *problems(project.recipe, project.results)]
-    refused += lacking_rows(project.recipe, project.results)
+    refused = refusals(project.recipe, project.results)
     likely = doubts(project.recipe, project.results, project.recipe.stages)
     alike: dict[Finding, list[str]] = {}
     for finding in found:

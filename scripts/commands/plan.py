@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.project import Project, project_of
-from scripts.commands.ready import doubts, lacking_rows, other_version, problems
+from scripts.commands.ready import doubts, lacking_rows, refusals
 from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import duration
@@ -77,11 +77,10 @@ def plan_text(project: Project) -> str:
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
     likely = doubts(project.recipe, project.results, _to_train(plan))
     told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *likely, *note]
-    refused = [*other_version(), *problems(project.recipe, project.results)]
-    return "\n".join([*told, *_refusals([*refused, *lacking_rows(project.recipe, project.results)])])
+    return "\n".join([*told, *_refused(refusals(project.recipe, project.results))])
 
 
-def _refusals(problems: list[str]) -> list[str]:
+def _refused(problems: list[str]) -> list[str]:
     return [f"Snakemake will refuse all of it: {problem}" for problem in problems]
 
 
@@ -94,7 +93,7 @@ def dry_run_text(project: Project, names: set[str]) -> str:
     is_idle = all(stage.state.state == "fresh" for stage in plan)
     lines = ["no stage trains"] if is_idle else _totals(project, plan)
     lines += doubts(project.recipe, project.results, _to_train(plan))
-    lines += _refusals(lacking_rows(project.recipe, project.results))
+    lines += _refused(lacking_rows(project.recipe, project.results))
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)

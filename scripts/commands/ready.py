@@ -57,6 +57,11 @@ def other_version() -> Iterator[str]:
             yield str(refusal).removeprefix("error: ")
 
 
+def refusals(recipe: Recipe, results: Path) -> list[str]:
+    """Return all that a start refuses: another version, problems, lacking rows."""
+    return [*other_version(), *problems(recipe, results), *lacking_rows(recipe, results)]
+
+
 def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
     """Return a warning for each likely mistake in the stages' settings, with the stages that share it."""
     said: dict[str, list[str]] = {}

@@ -57,7 +57,7 @@ class Retries:
         self.is_stopped = False
 
     def heed_interrupts(self) -> None:
-        """Try nothing again after Ctrl-C; a second one reaches the trainings alone, which Snakemake waits for."""
+        """Try nothing again after Ctrl-C; a second one reaches only the trainings, for which Snakemake waits."""
         interrupt = signal.getsignal(signal.SIGINT)
 
         def stop(number: int, frame: Any) -> None:

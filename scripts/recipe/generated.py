@@ -216,7 +216,7 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
     if prompts.format != "jsonl":
         raise invalid("its rows have a format of their own; sample from a blend in jsonl", f"{at}.source.prompts")
     samples, best = blend.generated.samples, blend.select.best
-    if blend.select.pairs and samples * len(blend.generated.models) < len(("chosen", "rejected")):
+    if blend.select.pairs and samples * len(blend.generated.models) < 2:
         raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
     if best and best.keep > samples:
         raise invalid(

@@ -43,7 +43,7 @@ def _megabytes(value: object) -> object:
 
 
 def _amount(value: object) -> object:
-    """Refuse whatever is neither a whole number nor a share, in words that pydantic lacks for two types."""
+    """Refuse a value that is neither a whole number nor a share, in one sentence for both types."""
     with suppress(TypeError, ValueError):
         number = float(value)
         if not isinstance(value, bool) and (0 < number < 1 or (number >= 1 and number.is_integer())):
@@ -52,7 +52,7 @@ def _amount(value: object) -> object:
 
 
 def _written_out(path: str) -> str:
-    """Refuse a path with a sign that a shell alone replaces."""
+    """Refuse a path with a sign that only a shell expands."""
     if sign := re.match(r"~|\$(?=[A-Za-z{])", path):
         raise invalid(f"begins with {sign[0]}, which only a shell expands; write the whole path, {Path.home()}/...")
     return path

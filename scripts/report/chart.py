@@ -138,7 +138,7 @@ def _power(value: float) -> str:
 def trend(title: str, steps: Sequence[tuple[str, float, Number, Number]], size: tuple[int, int]) -> str:
     """Return a score after each step (stage, score and bounds), with whiskers from bound to bound.
 
-    The scale goes from 0 to 1, or to the scores beyond. A narrow chart names the first and the last step alone.
+    The scale goes from 0 to 1, or to the scores beyond. A narrow chart names only the first and the last step.
     """
     labels, values, *_ = zip(*steps, strict=True)
     (width, height), low, high = size, min(0.0, *values), max(1.0, *values)

@@ -47,7 +47,7 @@ def check_text(name: str, path: Path) -> None:
     verify, kinds = defined.get("verify"), [node for node in defined.values() if isinstance(node, ast.ClassDef)]
     if isinstance(verify, ast.FunctionDef) and verify.args.vararg is None:
         given = [each.arg for each in verify.args.posonlyargs + verify.args.args]
-        if len(given) < len(("row", "response")):
+        if len(given) < 2:
             at = f"environment {name}: {path}:{verify.lineno}"
             raise UserError(f"{at}: verify takes ({', '.join(given)}), not (row, response)")
     methods = [{getattr(each, "name", None) for each in kind.body} for kind in kinds]

@@ -22,9 +22,8 @@ from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.records import ShownRow
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
-from scripts.rows.jsonl import key_of, read_rows
+from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.stage.consistency import exported_model
-from scripts.stage.probe import sample_rows
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 
@@ -131,15 +130,20 @@ class Trl(Backend):
 
 
 def _failing_environments(stage: Stage) -> list[str]:
-    """Return the faults of the user's environments on a row and an empty response, in every other blend at hand."""
-    own, found = stage.recipe.environments.keys(), []
+    """Return the faults of the user's environments on their first rows, in every other blend at hand."""
+    found = []
     for name, blend in stage.recipe.blends.items():
-        split = stage.results / "data" / name / stage.train_split.name
-        if blend.kind == "prompts" and name != stage.settings.blend and own & blend.environments and split.exists():
-            tried = [row for environment, rows in sample_rows(split, 1).items() if environment in own for row in rows]
-            for place, row in tried:
+        split, untried = stage.results / "data" / name / stage.train_split.name, {*blend.environments}
+        untried &= stage.recipe.environments.keys()
+        if blend.kind != "prompts" or name == stage.settings.blend or not split.exists():
+            continue
+        for number, _, row in read_rows(split):
+            if not untried:
+                break
+            if (environment := environment_of(row, split, number)) in untried:
+                untried.remove(environment)
                 try:
-                    scores([(row, "")], [place])
+                    scores([(row, "")], [f"{split}:{number}"])
                 except UserError as error:
                     found.append(str(error))
     return found
