@@ -1,5 +1,5 @@
-# make demo: the tiny recipe to its report. make test: the tests but for long ones, which make long runs; make unit: those
-# of functions alone. make lint: the linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare
+# make demo: the tiny recipe to its report. make test: the tests of every day; make slow: those that CI runs as well; make
+# long: the longest; make unit: those of functions alone. make lint: the linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare
 # with, which they skip without. make nemo-rl: the tests against NeMo-RL's real releases, with all they need. make lm-eval:
 # what scores tasks, which Snakemake makes by itself. make demo-real: a real language model, trained to its report; make
 # smollm2: the model and its rows, in build/smollm2. See README.md.
@@ -13,7 +13,7 @@ NEMO_RL_PYTHON ?= python3.12
 STAGECOACH_NEMO_RL ?= $(CURDIR)/build/nemo-rl
 LM_EVAL := .lm-eval
 
-.PHONY: demo demo-real smollm2 test long unit lint docs setup gym nemo-rl lm-eval schema clean
+.PHONY: demo demo-real smollm2 test slow long unit lint docs setup gym nemo-rl lm-eval schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -23,14 +23,18 @@ demo-real: smollm2
 
 test: setup
 	@tests/slurm/install.sh
-	@$(VENV)/bin/python -m pytest --numprocesses 3 -m "not long" tests
+	@$(VENV)/bin/python -m pytest --numprocesses 3 -m "not slow and not long" tests
+
+slow: setup
+	@tests/slurm/install.sh
+	@$(VENV)/bin/python -m pytest --numprocesses 3 -m "slow and not long" tests
 
 long: setup
 	@tests/slurm/install.sh
 	@$(VENV)/bin/python -m pytest --numprocesses 3 -m long tests
 
 unit: setup
-	@$(VENV)/bin/python -m pytest --numprocesses 3 tests/unit
+	@$(VENV)/bin/python -m pytest --numprocesses 3 -m "not slow and not long" tests/unit
 
 lint: setup
 	@$(VENV)/bin/ruff check .

@@ -7,6 +7,7 @@ import html
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ MODELS = {"recipe": Recipe, "site": Site, "config": Config}
 ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wandb": ("controller", "wandb")}
 
 
+@cache
 def schema_text(name: str) -> str:
     """Return a model's JSON schema as text."""
     schema = MODELS[name].model_json_schema()

@@ -24,6 +24,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).parents[1]
 SHORT = Path(__file__).with_name("short.yaml")
+EVERY_DAY = re.compile(
+    r"tests/(unit/|workflow/test_(catalog|chain|docs_commands|edits|graph|mistakes|project|resume|settings)\."
+    r"|slurm/test_(cluster|submission|workflow)\.)"
+)
+"""The files of which `make test` runs all that is not marked; tests of other files are slow."""
 
 
 class Scheduling(LoadScopeScheduling):
@@ -51,10 +56,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take minutes begin first, so that no process is left alone with one at the end.
+    """Mark what is not of every day; those that take minutes begin first, so that no process is left alone with one.
 
     Those that mostly wait for Slurm come before those that compute meanwhile.
     """
+    for item in items:
+        if not EVERY_DAY.match(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: ("tests/unit/" in item.nodeid, "tests/slurm/" not in item.nodeid))
 
 

@@ -21,6 +21,7 @@ def test_a_recipe_that_goes_on_with_adapters_is_told_to_train_new_ones():
         Lora(from_parent=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("says", "message"),
     [

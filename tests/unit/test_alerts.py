@@ -33,6 +33,7 @@ def deliver(folder, alerts: dict, *events: tuple[str, str], **environment: str) 
     return done.stderr
 
 
+@pytest.mark.slow
 def test_apprise_and_a_command_are_told_each_event_once_over_several_calls(tmp_path):
     pytest.importorskip("apprise", reason="envs/apprise.txt is not installed")
     told = tmp_path / "told.txt"
@@ -47,6 +48,7 @@ def test_apprise_and_a_command_are_told_each_event_once_over_several_calls(tmp_p
     assert [alert["told"] for alert in read_lines(tmp_path / "alerts.jsonl", dict)] == [True] * 3
 
 
+@pytest.mark.slow
 def test_an_input_that_ends_without_the_calls_end_is_its_death(tmp_path):
     told = tmp_path / "told.txt"
     for _ in range(2):
@@ -54,6 +56,7 @@ def test_an_input_that_ends_without_the_calls_end_is_its_death(tmp_path):
     assert [line for line in told.read_text().splitlines() if "Stagecoach" not in line] == ["first", DEATH]
 
 
+@pytest.mark.slow
 def test_what_no_receiver_took_is_said_in_a_line_and_comes_with_the_next(tmp_path):
     told = tmp_path / "told.txt"
     said = deliver(tmp_path, {"command": ["false"]}, ("a", "first"), ("b", "second"), (CALL, "end"))

@@ -82,6 +82,7 @@ def names(candidates: list) -> list[str]:
 REWARDS = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=12, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(REWARDS, REWARDS), min_size=2, max_size=4))
 def test_a_ranking_is_what_a_plain_reading_of_the_rows_says(tmp_path, rewards):
@@ -269,6 +270,7 @@ def test_the_same_choice_again_gives_equal_bytes(tmp_path, program):
     assert {name for name in now if now[name] != before[name]} == {"choice.json"}, "its children stay fresh"
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_no_choice_that_is_not_whole(tmp_path, monkeypatch):
     made = {name: make(tmp_path, name, {A: [reward] * 20}) for name, reward in (("x", 1), ("y", 0))}
     folder, calls, moments = tmp_path / "best", 0, 0

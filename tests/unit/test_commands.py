@@ -113,6 +113,7 @@ def test_a_mistake_is_one_line_and_status_1(arguments):
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_what_would_stop_a_recipe_is_status_1_of_the_doctor(clone, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"recipe": "config/recipes/super3.yaml", "site": "config/sites/h100.yaml"}))
@@ -124,6 +125,7 @@ def test_what_would_stop_a_recipe_is_status_1_of_the_doctor(clone, tmp_path):
 # --- where it is called ---
 
 
+@pytest.mark.slow
 def test_in_a_folder_of_the_clone_paths_are_meant_from_there(clone):
     (clone.root / "results/tiny").mkdir(parents=True, exist_ok=True)
     above = clone.run("plan", "--recipe", "../../config/recipes/tiny-omni.yaml", folder="results/tiny")

@@ -134,6 +134,7 @@ def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_seve
     assert (tmp_path / "source/c.jsonl").read_bytes() == SMALL * 2
 
 
+@pytest.mark.slow
 def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_record_sees(served, tmp_path):
     served.tokens[MINE] = True
     served.repositories["org/data"].gated = True
@@ -186,6 +187,7 @@ def test_a_cut_body_is_whole_in_the_end(faults, served, data, fetched, tmp_path,
     assert (tmp_path / "source/b.jsonl").read_bytes() == LARGE
 
 
+@pytest.mark.slow
 def test_a_killed_download_leaves_nothing_half_made_and_the_next_fetches_it(served, tmp_path):
     content = LARGE * 20
     served.repositories["org/data"].commit({"sft.jsonl": SMALL, "rlvr1.jsonl": content, "rlhf.jsonl": SMALL * 2})

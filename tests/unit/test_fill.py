@@ -355,6 +355,7 @@ LINES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_the_splits_are_those_of_a_slow_and_obvious_implementation(data, tmp_path_factory, shared_tables):
@@ -434,6 +435,7 @@ def test_the_program_writes_splits_and_manifest_and_tells_what_it_left_out(long_
 # --- damage ---
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_blend_is_refused_or_filled_as_what_it_now_is(data, long_blend, tmp_path_factory, shared_tables):

@@ -56,6 +56,7 @@ def chain(*rewards: dict) -> list:
 # The bootstrap
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_true_change_about_as_often_as_they_say():
     generator = np.random.default_rng(7)
     truth, rounds, held = 0.1, 300, Counter()
@@ -271,6 +272,7 @@ def test_the_worst_environment_is_judged_by_bounds_that_hold_for_all():
     assert result.outcome == "pass" and "undecided" in result.says
 
 
+@pytest.mark.slow
 def test_of_many_environments_that_did_not_change_the_worst_seldom_looks_like_a_regression():
     generator, alarms, rounds = np.random.default_rng(3), 0, 60
     regression = Criterion(metric="worst_environment_change", min=0, action="warn")

@@ -142,6 +142,7 @@ write_merge(parts, [0.5, 0.3, 0.2], [base], Merging(merge_method="dare_ties", de
 """
 
 
+@pytest.mark.slow
 def test_two_processes_write_equal_files_shards_included(models, tmp_path):
     hashes = []
     for salt in ("1", "2"):
@@ -266,6 +267,7 @@ merge_weights.merge_exports(SimpleNamespace(stage="soup", config=config, roles=r
 """
 
 
+@pytest.mark.slow
 def test_a_killed_merge_leaves_no_checkpoint_and_is_made_again_to_the_bit(models, tmp_path):
     def merge(run: Path, shards: int) -> int:
         run.mkdir(exist_ok=True)

@@ -52,6 +52,7 @@ def soon(monkeypatch):
     monkeypatch.setattr("scripts.data.published.LONGEST_LINE", 1 << 24)
 
 
+@pytest.mark.slow
 def test_a_mutant_is_fine_or_one_message(tmp_path):
     found = [(kind, found.outcome, found.says) for kind, _, found in mutants(400, 29, tmp_path)]
     assert [each for each in found if each[1] == "failed"] == []
@@ -60,6 +61,7 @@ def test_a_mutant_is_fine_or_one_message(tmp_path):
     assert counts["refused"] > 200 and counts["fine"] > 20
 
 
+@pytest.mark.slow
 def test_every_value_and_key_is_fine_or_one_message(tmp_path):
     path = tmp_path / "mutant.yaml"
     whole = (ROOT / "config/recipes/tiny-sweep.yaml").read_text()
@@ -328,6 +330,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize(("file", "name", "make"), FORMS, ids=[f"{file}: {name}" for file, name, _ in FORMS])
 def test_a_damaged_model_is_fine_or_one_message(tmp_path, soon, whole, file, name, make):
@@ -464,6 +467,7 @@ def packed(name: str, folder: Path) -> PublishedFile:
     return PublishedFile(path, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["dictionary.parquet", "plain.parquet", "list.json.gz", "lines.jsonl.gz", "table.csv.gz"]
 )

@@ -61,6 +61,7 @@ def parsed(value: str):
     return OmegaConf.to_container(config, resolve=True)["key"]
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     st.recursive(

@@ -108,6 +108,7 @@ def test_the_same_weights_are_exported_once(convert, tmp_path):
     assert len(exports(tmp_path)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tied", "extra"), [(False, None), (True, "lm_head.weight"), (True, "model.norm.weight")])
 def test_a_pickled_export_becomes_safetensors_with_the_models_own_code_and_without_what_is_tied(
     convert, tmp_path, tied, extra

@@ -328,6 +328,7 @@ INTERRUPTIONS = ["killed", "killed in a save", "deadline", "raises", "driver kil
 SCHEDULES = st.lists(st.tuples(st.sampled_from(INTERRUPTIONS), st.integers(1, 4)), max_size=7)
 
 
+@pytest.mark.slow
 @given(
     schedule=SCHEDULES,
     batches=st.integers(3, 14),
@@ -361,6 +362,7 @@ def test_whatever_interrupts_it_a_stage_is_published_and_no_driver_waits_for_row
         assert (ended["planned"], ended["rows_skipped"]) == (planned, (planned - record["step"]) * PROMPTS)
 
 
+@pytest.mark.slow
 @given(batches=st.integers(4, 14), save_period=st.integers(1, 5), seed=st.integers(0))
 @settings(max_examples=40, deadline=None)
 def test_where_groups_fail_and_the_data_end_early_what_is_trained_is_saved_and_published(

@@ -207,6 +207,7 @@ def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
     assert read_job(tmp_path / "job.pickle").environments == {"word_count": ROOT / EXAMPLE}
 
 
+@pytest.mark.slow
 def test_it_is_really_trained_with(job):
     pytest.importorskip("torch")
     from scripts.backends.trl.train import train_rank as train

@@ -389,6 +389,7 @@ def test_a_cut_line_is_passed_over(tmp_path):
     assert step_seconds(recent_steps(tmp_path)) == 2.0 and step_seconds([]) is None
 
 
+@pytest.mark.slow
 def test_both_programs_work_where_there_is_no_slurm_command(tree, tmp_path):
     tree.publish("sft")
     tree.run("rlvr1", 4)

@@ -116,6 +116,7 @@ def commands(results: Path, pages: Path) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_no_damage_of_any_record_ends_a_command_but_by_one_message(finished_chain, tmp_path):
     every = [*damages(finished_chain, "rlvr1", "rlvr1", 4), *damages(finished_chain, "sft", "sft", 40)]
     tried = every[:: len(every) // (LEAST + 5)]

@@ -115,6 +115,7 @@ def served():
     return sandbox, server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_server_that_dies_or_stops_loses_a_call_and_no_more(monkeypatch, number):
     monkeypatch.setattr(sandbox_module, "_GRACE_SECONDS", 0.5)

@@ -122,6 +122,7 @@ def test_a_refusal_names_owner_group_and_mode_and_what_to_say(folder):
         assert remedy in said and "Traceback" not in said and len(said.splitlines()) == 1
 
 
+@pytest.mark.slow
 @as_root
 def test_a_dead_colleagues_lock_of_snakemake_is_removed_and_a_living_ones_is_not(folder):
     program = (
@@ -160,6 +161,7 @@ def test_a_dead_colleagues_run_directory_is_taken_over_and_a_living_ones_is_not(
     assert not path.exists()
 
 
+@pytest.mark.slow
 @as_root
 def test_what_a_colleague_trained_is_published_by_who_may_read_it_and_not_trained_on(folder):
     program = (

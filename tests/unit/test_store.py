@@ -208,6 +208,7 @@ print(train_stage(store.stage_of(sys.argv[1]), Attempt(patience=60), StopRequest
 """
 
 
+@pytest.mark.slow
 def test_of_two_who_ask_at_once_one_trains_and_the_other_waits_and_finds_it_trained():
     for run in "ab":
         stage_of(run)
@@ -317,6 +318,7 @@ def killed_at(call: int, deed) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fresh", "earlier", "twins"])
 def test_a_kill_at_any_moment_of_opening_leaves_nothing_half_made(train, kind):
     a, b = stage_of("a"), stage_of("b")

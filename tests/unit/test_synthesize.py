@@ -35,6 +35,7 @@ def rows_of(path: Path) -> list[dict]:
 # --- synthesize ---
 
 
+@pytest.mark.slow
 def test_the_stand_in_has_the_published_layout(source):
     assert {path.stem for path in source.glob("*.jsonl")} == {"sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"}
     assert (source / "tables/BytedTsinghua-SIA/DAPO-Math-17k/data/dapo-math-17k.parquet").exists()
@@ -71,6 +72,7 @@ def test_the_held_out_rows_prompts_are_trained_on_nowhere(source, tmp_path):
     assert held_out and not held_out & trained
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_bytes(source, tmp_path):
     write_source(load_recipe(ROOT / "config/recipes/tiny.yaml"), tmp_path)
     assert (tmp_path / "record.json").read_text() == (source / "record.json").read_text()
@@ -111,6 +113,7 @@ def others(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_preference_prefers_what_earns_the_reward_and_rejects_undeclared_tools(others):
     calls = [row for row in rows_of(others["tiny-nano"] / "dpo.jsonl") if row["chosen"].startswith("[")]
     assert calls

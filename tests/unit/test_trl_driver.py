@@ -32,6 +32,7 @@ def said(failures, folder) -> str:
     return str(explained(failures, folder))
 
 
+@pytest.mark.slow
 def test_a_mistake_is_told_as_it_is_with_its_rank_after_it(tmp_path):
     assert said({0: GLOO, 1: FULL}, tmp_path) == f"{FULL[2]} (rank 1 on node2)"
 
