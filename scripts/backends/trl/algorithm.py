@@ -1,7 +1,6 @@
 """An algorithm of backend `trl`: a subclass of `TrlTraining` with a config and settings (sft.py is the shortest)."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from scripts.backends.trl.policy import Policy
@@ -14,12 +13,9 @@ from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from scripts.recipe.recipe import Recipe
 
 PACKAGES = ("trl", "transformers", "torch", "accelerate")
-Parts = list[tuple[str, bool, list[int]]]
 
 
 class TrlTraining(Training):
@@ -71,14 +67,6 @@ class TrlTraining(Training):
     def shared_by_processes(self) -> dict[str, int | None]:
         """Settings, by key, that the number of processes must divide."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
-
-    def prepare(self, processor: Any) -> tuple["pa.Schema", partial]:
-        """Return the columns of the trainer's rows, and a function from lines of a split to rows."""
-        raise NotImplementedError
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the parts of a prepared row, to be shown: name, whether learnt, tokens."""
-        raise NotImplementedError
 
     def planned_step(self, train_rows: int | None) -> int:
         """The last step of the stage, whatever the rows."""

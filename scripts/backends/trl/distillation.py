@@ -1,13 +1,11 @@
 """Settings of on-policy distillation from one teacher or several."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import TrlConfig
 from scripts.backends.trl.on_policy import RolloutSettings, RolloutTraining
-from scripts.errors import UserError
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.teachers import Teaching
 
@@ -65,15 +63,6 @@ class DistillationTraining(RolloutTraining):
     def shared_by_processes(self) -> dict[str, int | None]:
         """The prompts of a step."""
         return {"distillation.num_prompts_per_step": self.distillation.num_prompts_per_step}
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Render prompts; UserError for environments with tools of their own."""
-        from scripts.rewards.registry import environment_factory  # noqa: PLC0415
-
-        if with_tools := [name for name in self.environments if environment_factory(name)]:
-            names = ", ".join(with_tools)
-            raise UserError(f"distillation plays no turns with an environment's tools; leave {names} out of the blend")
-        return super().prepare(processor)
 
 
 class DistillationConfig(TrlConfig, DistillationTraining):

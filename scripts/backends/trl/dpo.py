@@ -1,14 +1,12 @@
-"""Settings of direct and mixed preference optimisation, and the tokens of answers."""
+"""Settings of direct and mixed preference optimisation."""
 
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.strict import Strict, invalid
-from scripts.rows.chat_format import tokenizer_of
 
 
 class PreferencePolicy(Policy):
@@ -79,25 +77,6 @@ class PreferenceTraining(TrlTraining):
     has_reference = True
 
     policy: PreferencePolicy
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Tokenize answers."""
-        from scripts.backends.trl.tokenization import ANSWERS, tokenize_answers  # noqa: PLC0415
-
-        return ANSWERS[self.kind], partial(
-            tokenize_answers,
-            processor=tokenizer_of(processor),
-            max_length=self.max_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            cuts=self.policy.truncation_mode == "keep_start",
-            kind=self.kind,
-            joined=self.joined,
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return prompt and answers."""
-        ids = {column.removesuffix("_ids"): row[column] for column in row if column.endswith("_ids")}
-        return [(name, name != "prompt", tokens) for name, tokens in ids.items() if tokens]
 
 
 class PreferenceSettings(TrlSettings):

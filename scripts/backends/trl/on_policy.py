@@ -1,11 +1,10 @@
 """Settings of algorithms that train on responses sampled from the policy."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pydantic import PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Parts, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import TrlSettings, TrlTraining
 from scripts.backends.trl.generation import Generation
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.model import RandomModel
@@ -56,27 +55,6 @@ class RolloutTraining(TrlTraining):
     def longest_row(self) -> int:
         """Tokens of a trained prompt, at most."""
         return self.data.max_input_seq_length or self.longest_prompt
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Render prompts, with the tools of the rows' environments."""
-        from scripts.backends.trl.tokenization import PROMPTS, render_prompts  # noqa: PLC0415
-        from scripts.rewards.registry import tool_schemas  # noqa: PLC0415
-
-        tools = tool_schemas(self.environments)
-        return PROMPTS, partial(
-            render_prompts,
-            processor=processor,
-            max_length=self.longest_prompt,
-            keep_to=self.data.max_input_seq_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            **({"tools": tools} if tools else {}),
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the prompt."""
-        from scripts.backends.trl.tokenization import token_ids  # noqa: PLC0415
-
-        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
 
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> "RolloutTraining":

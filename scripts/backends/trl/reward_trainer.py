@@ -9,7 +9,7 @@ from trl import RewardConfig, RewardTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.reward import HELD_OUT
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
-from scripts.backends.trl.tokenization import lines_of
+from scripts.backends.trl.tokenization import lines_of, preparation_of
 from scripts.errors import UserError
 from scripts.model.loading import class_of
 
@@ -50,6 +50,6 @@ def make_trainer(job: TrainingJob) -> RewardTrainer:
         **shared_arguments(job),
     )
     trainer = PairsTrainer(args=arguments, train_dataset=pairs, **start)
-    _, prepare = job.config.prepare(start["processing_class"])
+    _, prepare = preparation_of(job.config, start["processing_class"])
     trainer.held_out = prepare(list(lines_of(job.train_split.with_name("val-split.jsonl"))))
     return trainer

@@ -21,6 +21,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import as_rank_0_says, rank
 from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.tokenization import preparation_of
 from scripts.errors import UserError
 from scripts.model.bfloat16 import computes_bfloat16
 from scripts.model.loading import class_of
@@ -265,7 +266,7 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
         model, processor = fresh_model(config)
     else:
         model, processor = str(parent), use_template(load_processor(parent), config.chat_template)
-    rows = training_rows(job, job.planned * config.rows_per_step, *config.prepare(processor))
+    rows = training_rows(job, job.planned * config.rows_per_step, *preparation_of(config, processor))
     if job.begun:
         whole = len(rows) // config.rows_per_step * config.rows_per_step
         first = job.begun * config.rows_per_step % whole

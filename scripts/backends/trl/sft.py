@@ -1,11 +1,10 @@
-"""Settings of supervised fine-tuning, and the tokens of demonstrations."""
+"""Settings of supervised fine-tuning."""
 
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.strict import Strict
 
@@ -39,25 +38,6 @@ class SftTraining(TrlTraining):
     algorithm: Literal["sft"]
     sft: Sft
     policy: SftPolicy
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Tokenize demonstrations."""
-        from scripts.backends.trl.tokenization import DEMONSTRATIONS, tokenize_demonstrations  # noqa: PLC0415
-
-        return DEMONSTRATIONS, partial(
-            tokenize_demonstrations,
-            processor=processor,
-            max_length=self.max_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            assistant_only_loss=self.sft.assistant_only_loss,
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the runs of learnt and unlearnt tokens."""
-        from scripts.backends.tokens import runs  # noqa: PLC0415
-        from scripts.backends.trl.tokenization import IGNORED  # noqa: PLC0415
-
-        return list(runs(row["input_ids"], row["labels"], IGNORED))
 
 
 class SftConfig(TrlConfig, SftTraining):
