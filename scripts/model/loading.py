@@ -4,14 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
 
 from scripts.errors import UserError
 from scripts.files import check_readable
@@ -20,13 +14,13 @@ from scripts.model.hugging_face import config_of, has_reward_head, model_files
 
 def load_model(
     folder: Path, dtype: torch.dtype | str = torch.float32, device_map: Literal["auto"] | None = None
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)
     return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
 
 
-def fill_model(model: PreTrainedModel, like: Path, folder: Path) -> bool:
+def fill_model(model: transformers.PreTrainedModel, like: Path, folder: Path) -> bool:
     """Replace the weights of a model from `like` by a folder's, a tensor at a time; return whether they fit.
 
     Where they do not fit, the model stays as it is. Tensors are replaced, not overwritten, since autograd's graph may
@@ -72,7 +66,8 @@ def count_gpus(accelerator: str) -> int:
 
 def class_of(folder: Path) -> type:
     """Return the class that loads the model: a reward model, or a policy with or without vision."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if has_reward_head(config.to_dict()):
-        return AutoModelForSequenceClassification
-    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        return transformers.AutoModelForSequenceClassification
+    sees = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM

@@ -61,7 +61,12 @@ class TrlTraining(Training):
     @property
     def rows_per_update(self) -> int:
         """Rows, pairs or completions in an update."""
-        return self.policy.train_global_batch_size
+        return self.rows_per_step
+
+    @property
+    def needs_export(self) -> str | None:
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
+        return "policy.lora is laid over a model that was trained" if self.policy.lora else None
 
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
@@ -150,11 +155,6 @@ class TrlSettings(StageSettings):
             never = "so the rate never reaches lr"
             found.append(f"policy.optimizer.lr_warmup_iters is {optimizer.lr_warmup_iters} of {steps} steps, {never}")
         return found
-
-    @property
-    def needs_export(self) -> str | None:
-        """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.lora is laid over a model that was trained" if self.policy.lora else None
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:

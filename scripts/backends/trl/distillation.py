@@ -49,21 +49,6 @@ class DistillationTraining(RolloutTraining):
     distillation: Distillation
     loss_fn: DistillationLoss = DistillationLoss()
 
-    @property
-    def rows_per_step(self) -> int:
-        """Prompts in a step."""
-        return self.distillation.num_prompts_per_step
-
-    @property
-    def rows_per_update(self) -> int:
-        """Responses in an update: all of the step's."""
-        return self.distillation.num_prompts_per_step
-
-    @property
-    def shared_by_processes(self) -> dict[str, int | None]:
-        """The prompts of a step."""
-        return {"distillation.num_prompts_per_step": self.distillation.num_prompts_per_step}
-
 
 class DistillationConfig(TrlConfig, DistillationTraining):
     """The resolved config of distillation."""

@@ -78,10 +78,6 @@ class PreferenceTraining(TrlTraining):
 
     policy: PreferencePolicy
 
-
-class PreferenceSettings(TrlSettings):
-    """Settings of stages that learn from answers."""
-
     @property
     def needs_export(self) -> str | None:
         """Say why the stage cannot start from a fresh model."""
@@ -99,7 +95,7 @@ class DpoConfig(TrlConfig, DpoTraining):
     """The resolved config of DPO."""
 
 
-class DpoSettings(PreferenceSettings, DpoTraining):
+class DpoSettings(TrlSettings, DpoTraining):
     """A stage of direct preference optimisation."""
 
     config_model = DpoConfig
@@ -116,7 +112,7 @@ class MpoConfig(TrlConfig, MpoTraining):
     """The resolved config of MPO."""
 
 
-class MpoSettings(PreferenceSettings, MpoTraining):
+class MpoSettings(TrlSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
 
     config_model = MpoConfig

@@ -118,11 +118,6 @@ class GrpoTraining(RolloutTraining):
     gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
 
     @property
-    def rows_per_step(self) -> int:
-        """Prompts in a step."""
-        return self.grpo.num_prompts_per_step
-
-    @property
     def samples_per_step(self) -> int:
         """Completions in a step."""
         return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt
@@ -145,7 +140,7 @@ class GrpoTraining(RolloutTraining):
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
         """The batch of an update, and the prompts of a step, rewarded in whole groups."""
-        return super().shared_by_processes | {"grpo.num_prompts_per_step": self.grpo.num_prompts_per_step}
+        return {"policy.train_global_batch_size": self.policy.train_global_batch_size} | super().shared_by_processes
 
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoTraining":

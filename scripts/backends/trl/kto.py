@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from scripts.backends.trl.algorithm import TrlConfig
-from scripts.backends.trl.dpo import PreferenceSettings, PreferenceTraining
+from scripts.backends.trl.algorithm import TrlConfig, TrlSettings
+from scripts.backends.trl.dpo import PreferenceTraining
 from scripts.recipe.strict import Strict
 
 
@@ -34,7 +34,7 @@ class KtoConfig(TrlConfig, KtoTraining):
     """The resolved config of KTO."""
 
 
-class KtoSettings(PreferenceSettings, KtoTraining):
+class KtoSettings(TrlSettings, KtoTraining):
     """A stage of KTO."""
 
     config_model = KtoConfig

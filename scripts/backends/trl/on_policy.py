@@ -47,6 +47,21 @@ class RolloutTraining(TrlTraining):
         return self.policy.generation.backend == "vllm"
 
     @property
+    def rows_per_step(self) -> int:
+        """Prompts in a step."""
+        return self.section.num_prompts_per_step
+
+    @property
+    def shared_by_processes(self) -> dict[str, int | None]:
+        """The prompts of a step, each taken with all its responses."""
+        return {f"{self.algorithm}.num_prompts_per_step": self.rows_per_step}
+
+    @property
+    def needs_export(self) -> str | None:
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of a prompt, at most."""
         return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
@@ -92,11 +107,6 @@ class RolloutSettings(TrlSettings):
                 "vllm samples for models without vision only; make it transformers",
                 f"stages.{name}.policy.generation.backend",
             )
-
-    @property
-    def needs_export(self) -> str | None:
-        """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
 
     def python_on(self, site: "Site") -> str:
         """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""

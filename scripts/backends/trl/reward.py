@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import TrlConfig, TrlTraining
-from scripts.backends.trl.dpo import PreferenceSettings, PreferenceTraining
+from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.dpo import PreferenceTraining
 from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = "held_out_accuracy"
@@ -31,6 +31,11 @@ class RewardTraining(PreferenceTraining):
     algorithm: Literal["reward"]
     reward: Reward
 
+    @property
+    def needs_export(self) -> str | None:
+        """Say why the stage cannot start from a fresh model."""
+        return "a reward model is a new head on a trained model"
+
     @model_validator(mode="after")
     def _trains_all_weights(self) -> "RewardTraining":
         if self.policy.lora is not None:
@@ -42,12 +47,7 @@ class RewardConfig(TrlConfig, RewardTraining):
     """The resolved config of a reward model."""
 
 
-class RewardSettings(PreferenceSettings, RewardTraining):
+class RewardSettings(TrlSettings, RewardTraining):
     """A stage that trains a reward model."""
 
     config_model = RewardConfig
-
-    @property
-    def needs_export(self) -> str | None:
-        """Say why the stage cannot start from a fresh model."""
-        return "a reward model is a new head on a trained model"
