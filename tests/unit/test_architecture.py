@@ -57,7 +57,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.dpo_trainer",
     "scripts.backends.trl.kto_trainer",
     "scripts.backends.trl.reward_trainer",
-    "scripts.backends.trl.rewarding",
     "scripts.backends.trl.rows",
     "scripts.backends.trl.setup",
     "scripts.backends.trl.sft_trainer",

@@ -24,8 +24,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo import REWARD_MODEL
-from scripts.backends.trl.measuring import MeasuringTrainer
-from scripts.backends.trl.rewarding import rewards_of
+from scripts.backends.trl.measuring import MeasuringTrainer, rewards_of
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.backends.trl.skipping import split_by_length
 from scripts.errors import UserError
@@ -39,7 +38,6 @@ ONE_MESSAGE = ""
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """Make the trainer of GRPO on prompts in file order."""
-    grpo = job.config.grpo
     start, rows = start_and_rows(job)
     factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
     if factories:
@@ -58,11 +56,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     if REWARD_MODEL in job.roles:
         trainer.reward_func_names[len(weights) - 1] = REWARD_MODEL
-    trainer.longest_prompt = job.config.longest_prompt
-    trainer.grpo = grpo
+    trainer.stage = job.config
     by_length = partial(split_by_length, updates=job.config.updates_per_step)
     trl_grpo.split_tensor_dict = by_length if job.config.policy.skip_padding else split_tensor_dict
-    trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
     set_sampler(trainer, job)
     return trainer
 
