@@ -1,4 +1,4 @@
-"""Settings of direct and mixed preference optimisation."""
+"""Settings of algorithms that learn from written answers: DPO and MPO, KTO, reward models."""
 
 from typing import ClassVar, Literal
 
@@ -7,6 +7,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
 from scripts.backends.trl.policy import Policy
 from scripts.recipe.strict import Strict, invalid
+
+HELD_OUT = "held_out_accuracy"
 
 
 class PreferencePolicy(Policy):
@@ -116,3 +118,76 @@ class MpoSettings(TrlSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
 
     config_model = MpoConfig
+
+
+class Kto(Strict):
+    """Kahneman-Tversky optimisation (arXiv:2402.01306), answers in file order."""
+
+    max_num_steps: PositiveInt
+    reference_policy_kl_penalty: PositiveFloat = Field(0.1, description="beta: the price of leaving the parent.")
+    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """By TRL's name; apo_zero_unpaired (arXiv:2408.06266) compares with the parent's answer, not with the step's KL."""
+    desirable_weight: PositiveFloat = Field(1.0, description="Of wanted answers, where these are fewer or more.")
+    undesirable_weight: PositiveFloat = 1.0
+
+
+class KtoTraining(PreferenceTraining):
+    """Single answers with a label, a reference."""
+
+    trainer = "scripts.backends.trl.kto_trainer"
+    sequences_per_row = 1
+
+    algorithm: Literal["kto"]
+    kto: Kto
+
+
+class KtoConfig(TrlConfig, KtoTraining):
+    """The resolved config of KTO."""
+
+
+class KtoSettings(TrlSettings, KtoTraining):
+    """A stage of KTO."""
+
+    config_model = KtoConfig
+
+
+class Reward(Strict):
+    """A reward model of a new head on the parent, by the Bradley-Terry loss (arXiv:2203.02155), pairs in file order."""
+
+    max_num_steps: PositiveInt
+    center_rewards_coefficient: NonNegativeFloat = Field(
+        0.0, description="Weight of a pair's squared sum of rewards, for a mean of 0 (arXiv:2312.09244)."
+    )
+
+
+class RewardTraining(PreferenceTraining):
+    """A reward model, which reads a conversation and gives its last token's state a score."""
+
+    trainer = "scripts.backends.trl.reward_trainer"
+    has_reference = False
+    joined = True
+    metrics = TrlTraining.metrics | {"accuracy": "accuracy", HELD_OUT: "validation_accuracy"}
+
+    algorithm: Literal["reward"]
+    reward: Reward
+
+    @property
+    def needs_export(self) -> str | None:
+        """Say why the stage cannot start from a fresh model."""
+        return "a reward model is a new head on a trained model"
+
+    @model_validator(mode="after")
+    def _trains_all_weights(self) -> "RewardTraining":
+        if self.policy.lora is not None:
+            raise invalid("policy.lora is not for reward models, whose new head it would not train; leave it out")
+        return self
+
+
+class RewardConfig(TrlConfig, RewardTraining):
+    """The resolved config of a reward model."""
+
+
+class RewardSettings(TrlSettings, RewardTraining):
+    """A stage that trains a reward model."""
+
+    config_model = RewardConfig
