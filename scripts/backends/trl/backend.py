@@ -85,7 +85,7 @@ class Trl(Backend):
         if job.ranks == 1:
             train_here(job)
         else:
-            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
+            train_apart(job, partial(in_processes, job) if job.nodes == 1 else partial(on_cluster, job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""

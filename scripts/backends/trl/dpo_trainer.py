@@ -57,7 +57,6 @@ def make_trainer(job: TrainingJob) -> DPOTrainer:
         )
     start, pairs = start_and_rows(job)
     arguments = DPOConfig(
-        train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=job.config.max_length,
         beta=job.config.section.reference_policy_kl_penalty,

@@ -132,7 +132,6 @@ def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
         reward_weights=reward_weights,
         multi_objective_aggregation=grpo.multi_objective_aggregation,
         mask_truncated_completions=grpo.overlong_filtering,
-        num_iterations=1,
         vllm_importance_sampling_mode="sequence_truncate"
         if loss.sequence_level_importance_ratios
         else "token_truncate",

@@ -64,7 +64,6 @@ def make_trainer(job: TrainingJob) -> KTOTrainer:
         raise UserError(f"{job.stage}: KTO takes 2 rows a process at once or more; raise policy.train_micro_batch_size")
     start, rows = start_and_rows(job)
     arguments = KTOConfig(
-        train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=job.config.max_length,
         beta=kto.reference_policy_kl_penalty,

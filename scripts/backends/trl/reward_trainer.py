@@ -43,7 +43,6 @@ def make_trainer(job: TrainingJob) -> RewardTrainer:
         raise UserError(f"{job.stage}: {job.parent_model} sees pictures, and no such model has a head for rewards")
     start, pairs = start_and_rows(job)
     arguments = RewardConfig(
-        train_sampling_strategy="sequential",
         dataloader_drop_last=True,
         max_length=None,
         center_rewards_coefficient=job.config.reward.center_rewards_coefficient or None,

@@ -15,6 +15,7 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
@@ -66,10 +67,7 @@ def sample_in_step(trainer: Trainer) -> None:
 
 def save_whole(trainer: Trainer, folder: str) -> None:
     """Save all moments, as a process alone would, and the schedule."""
-    state = trainer.optimizer.state_dict()
-    state["state"] = {
-        number: {name: _whole(value) for name, value in moments.items()} for number, moments in state["state"].items()
-    }
+    state = tree_map(_whole, trainer.optimizer.state_dict())
     if rank() == 0:
         torch.save(state, Path(folder) / OPTIMIZER_NAME)
         torch.save(trainer.lr_scheduler.state_dict(), Path(folder) / SCHEDULER_NAME)
@@ -130,17 +128,15 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
         "data_seed": config.seed,
+        "train_sampling_strategy": "sequential",
         "model_init_kwargs": start_options(job),
         "remove_unused_columns": False,
         "gradient_checkpointing": False,
         CHECKPOINTING: placing.activation_checkpointing,
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
-        "dataloader_num_workers": 0,
         "dataloader_pin_memory": job.accelerator != "cpu",
-        "save_strategy": "steps",
         "save_steps": job.settings.checkpointing.save_period * updates,
-        "logging_strategy": "steps",
         "logging_steps": updates,
         "logging_nan_inf_filter": False,
         "report_to": list(job.report_to) or "none",

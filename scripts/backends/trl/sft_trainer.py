@@ -20,8 +20,6 @@ def make_trainer(job: TrainingJob) -> SFTTrainer:
         rows = fill_last_batch(rows, job.config.rows_per_step)
     processor = start["processing_class"]
     arguments = SFTConfig(
-        train_sampling_strategy="sequential",
-        shuffle_dataset=False,
         max_length=None,  # the rows are cut already
         dataset_kwargs={"skip_prepare_dataset": True},
         **shared_arguments(job),
