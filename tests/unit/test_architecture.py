@@ -47,7 +47,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
     "scripts.model.pretrained",
     "scripts.backends.quantize",
-    "scripts.backends.trl.export",
     "scripts.backends.trl.train",
     "scripts.backends.trl.driver",
     "scripts.backends.trl.measuring",

@@ -17,18 +17,18 @@ from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sen
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
 from scripts.backends.trl.versions import problem_of
 from scripts.errors import UserError, warn
-from scripts.files import read_json
+from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
 from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.records import ShownRow
+from scripts.records import CheckpointRecord, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
+from scripts.stage import publish
 from scripts.stage.consistency import exported_model
-from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 
 SHOWN = 10
@@ -112,9 +112,9 @@ class Trl(Backend):
             like = exported_model(stage.parent_export_record)
         if stage.settings.kind is None or stage.config.policy.lora is None:
             template = stage.config.chat_template
-            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
+            publish.export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
         else:
-            import_module("scripts.backends.trl.export").export_merged(stage)
+            _export_merged(stage)
 
     def doubts(self, stage: Stage) -> list[str]:
         """Return settings that are likely mistakes; of a merge none are known."""
@@ -153,6 +153,31 @@ class Trl(Backend):
             for server in register_gym(gym, settings.gym_servers, python):
                 server.wait()
         return problems
+
+
+def _export_merged(stage: Stage) -> None:
+    """Export the start with the adapters merged; UserError where their file differs from the checkpoint's record."""
+    from transformers import logging as transformers_logging  # noqa: PLC0415 - only where adapters were trained
+
+    from scripts.model.merge import WEIGHTS, NotMerged, write_merged  # noqa: PLC0415
+
+    paths, exports = stage.paths, publish.exports_of(stage.paths.ckpt)
+    record, adapters = read_record(paths.record, CheckpointRecord), paths.weights / WEIGHTS
+    listed = record["files"].get(WEIGHTS)
+    if not adapters.is_file() or listed is None or sha256_file(adapters) != listed["sha256"]:
+        raise UserError(publish.damaged(adapters, paths.record))
+    check_readable(stage.parent_export)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    with temporary_directory(exports / "incoming") as fresh:
+        try:
+            found = write_merged(stage.parent_export, paths.weights, fresh)
+        except NotMerged as error:
+            raise UserError(str(error)) from None
+        publish.take_settings(stage.parent_export, fresh, stage.config.chat_template)
+        files = describe_files(fresh)
+        publish.settle_export(fresh, exports, files)
+    publish.publish_export(record, files, paths.export_record.parent, exports, merged=found)
 
 
 def _ends(folder: Path | None) -> list[int]:

@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map
-from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer, TrainingArguments
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
@@ -102,11 +102,6 @@ def _share(value: Any, parameter: torch.Tensor) -> Any:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-# Transformers below 5.20, which vLLM wants, knows the older name alone.
-_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__dataclass_fields__)
-
-
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     """Return the arguments of every trainer. TRL counts updates where a stage counts steps."""
     config, placing = job.config, job.settings.policy.dtensor_cfg
@@ -131,8 +126,7 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "train_sampling_strategy": "sequential",
         "model_init_kwargs": start_options(job),
         "remove_unused_columns": False,
-        "gradient_checkpointing": False,
-        CHECKPOINTING: placing.activation_checkpointing,
+        "gradient_checkpointing": placing.activation_checkpointing,  # the name in vLLM's transformers too
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
         "dataloader_pin_memory": job.accelerator != "cpu",
