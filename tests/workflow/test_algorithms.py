@@ -17,8 +17,8 @@ from scripts.backends.trl import measuring, reward_trainer  # noqa: E402
 from scripts.backends.trl.dpo_trainer import losses  # noqa: E402
 from scripts.backends.trl.kto_trainer import with_others  # noqa: E402
 from scripts.backends.trl.measuring import leave_one_out  # noqa: E402
+from scripts.backends.trl.offline import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.placing import check_shares  # noqa: E402
-from scripts.backends.trl.preferences import Dpo, Mpo  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402

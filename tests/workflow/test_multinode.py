@@ -23,8 +23,8 @@ ray = pytest.importorskip("ray")
 from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
 from scripts.backends.trl.cluster import in_processes, raise_outcome, train_apart  # noqa: E402
-from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import CutOffError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from scripts.backends.trl.algorithm import Lora
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
-from scripts.backends.trl.policy import Lora
 from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_of
 from scripts.model.lengths import TokenCounter
 from scripts.recipe.strict import nearest

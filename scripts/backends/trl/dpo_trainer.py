@@ -7,7 +7,7 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.preferences import Dpo
+from scripts.backends.trl.offline import Dpo
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.errors import UserError
 

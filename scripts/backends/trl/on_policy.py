@@ -1,14 +1,14 @@
-"""Settings of algorithms that train on responses sampled from the policy."""
+"""Settings of algorithms that train on responses sampled from the policy, and of distillation; grpo.py has GRPO's."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.teachers import Teaching
 from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
@@ -144,3 +144,58 @@ class RolloutSettings(TrlSettings):
     def python_on(self, site: "Site") -> str:
         """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
         return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
+
+
+class Distillation(Teaching):
+    """On-policy distillation (arXiv:2306.13649): the student's own responses, a teacher's word on every token."""
+
+    num_prompts_per_step: PositiveInt = Field(description="Prompts in a step, with a response each.")
+    max_num_steps: PositiveInt
+
+
+class DistillationLoss(Strict):
+    """The divergence of teacher and student over the whole vocabulary, mean over the tokens of a step's responses."""
+
+    kl_type: Literal["forward", "reverse", "jsd"] = "reverse"
+    """Forward KL(teacher, student); reverse KL(student, teacher) (MiniLLM, arXiv:2306.08543); or generalized JSD."""
+    beta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of jsd, the teacher's share of the mixture; near 0 it is like forward, near 1 like reverse; none: 0.5."""
+
+    @property
+    def weight(self) -> float:
+        """TRL's `beta`."""
+        return {"forward": 0.0, "reverse": 1.0}.get(self.kl_type, self.beta or 0.5)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DistillationLoss":
+        if self.beta is not None and self.kl_type != "jsd":
+            raise invalid("beta is for kl_type: jsd; leave it out")
+        return self
+
+
+class DistillationTraining(RolloutTraining):
+    """Distillation."""
+
+    trainer = "scripts.backends.trl.distillation_trainer"
+
+    algorithm: Literal["distillation"]
+    distillation: Distillation
+    loss_fn: DistillationLoss = DistillationLoss()
+
+
+class DistillationConfig(TrlConfig, DistillationTraining):
+    """The resolved config of distillation."""
+
+
+class DistillationSettings(RolloutSettings, DistillationTraining):
+    """A stage of distillation."""
+
+    config_model = DistillationConfig
+    ROLES = ("teachers",)
+
+    teachers: dict[Name, Name] = Field({}, description="The teachers' starts by role, such as stages.")
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
+        super().check_in(recipe, name)
+        self.distillation.check_in(recipe, name)

@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.bfloat16 import computes_bfloat16

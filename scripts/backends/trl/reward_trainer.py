@@ -7,7 +7,7 @@ from transformers import AutoModelForImageTextToText
 from trl import RewardConfig, RewardTrainer
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.preferences import HELD_OUT
+from scripts.backends.trl.offline import HELD_OUT
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.tokenization import lines_of, preparation_of
 from scripts.errors import UserError

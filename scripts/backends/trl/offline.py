@@ -1,14 +1,54 @@
-"""Settings of algorithms that learn from written answers: DPO and MPO, KTO, reward models."""
+"""Settings of algorithms that learn from written answers: SFT, DPO and MPO, KTO, reward models."""
 
 from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
 from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = "held_out_accuracy"
+
+
+class SftPolicy(Policy):
+    """The policy of a supervised stage."""
+
+    gone: ClassVar = {"sequence_packing": "leave it out; train_micro_batch_size: 1 pads nothing"}
+
+    train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+
+
+class Sft(Strict):
+    """Supervised fine-tuning on the assistant's tokens, rows in file order."""
+
+    ADDED = ("assistant_only_loss",)
+
+    max_num_steps: PositiveInt
+    assistant_only_loss: bool = Field(
+        False,
+        description="Learn every message of the assistant; false: the last alone. Needs {% generation %} in the "
+        "chat template, or rows whose tokens prove every message's begin and end.",
+    )
+
+
+class SftTraining(TrlTraining):
+    """Supervised fine-tuning."""
+
+    trainer = "scripts.backends.trl.sft_trainer"
+
+    algorithm: Literal["sft"]
+    sft: Sft
+    policy: SftPolicy
+
+
+class SftConfig(TrlConfig, SftTraining):
+    """The resolved config of supervised fine-tuning."""
+
+
+class SftSettings(TrlSettings, SftTraining):
+    """A stage of supervised fine-tuning."""
+
+    config_model = SftConfig
 
 
 class PreferencePolicy(Policy):
