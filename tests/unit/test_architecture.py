@@ -65,7 +65,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.merge",
     "scripts.model.processor",
     "scripts.backends.trl.ranks",
-    "scripts.model.random_init",
     "scripts.model.generate",
     "scripts.evaluate.turns",
     "scripts.evaluate.score",

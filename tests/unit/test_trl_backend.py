@@ -125,8 +125,8 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 def test_equal_configs_give_equal_models_and_another_seed_another():
     import torch
 
+    from scripts.model.loading import make_model
     from scripts.model.processor import make_tokenizer
-    from scripts.model.random_init import make_model
 
     def weights(seed: int):
         model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.errors import UserError
@@ -166,7 +166,16 @@ class TrlConfig(TrainingConfig):
 
 
 class TrlSettings(StageSettings):
-    """Settings of every stage."""
+    """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Make the model of the resolved config, of the same training."""
+        super().__pydantic_init_subclass__(**more)
+        if trainings := [base for base in cls.__bases__ if not issubclass(base, StageSettings)]:
+            name = cls.__name__.replace("Settings", "Config")
+            cls.config_model = create_model(name, __base__=(TrlConfig, *trainings), __module__=cls.__module__)
+            cls.config_model.__qualname__ = f"{cls.__name__}.config_model"  # by which pickle finds it
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""

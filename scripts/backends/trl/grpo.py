@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import TrlConfig
 from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
@@ -153,14 +152,9 @@ class GrpoTraining(RolloutTraining):
         return self
 
 
-class GrpoConfig(TrlConfig, GrpoTraining):
-    """The resolved config of GRPO."""
-
-
 class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
-    config_model = GrpoConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
     ROLES = (REWARD_MODEL,)

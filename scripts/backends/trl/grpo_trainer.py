@@ -118,6 +118,7 @@ def _with_tools(rows: Dataset) -> Dataset:
 
 def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
     grpo, loss = job.config.grpo, job.config.loss_fn
+    level = "sequence" if loss.sequence_level_importance_ratios else "token"
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
@@ -126,15 +127,13 @@ def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
         epsilon=loss.ratio_clip_min,
         epsilon_high=loss.ratio_clip_max,
         delta=loss.ratio_clip_c,
-        importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
+        importance_sampling_level=level,
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
         reward_weights=reward_weights,
         multi_objective_aggregation=grpo.multi_objective_aggregation,
         mask_truncated_completions=grpo.overlong_filtering,
-        vllm_importance_sampling_mode="sequence_truncate"
-        if loss.sequence_level_importance_ratios
-        else "token_truncate",
+        vllm_importance_sampling_mode=f"{level}_truncate",
         vllm_importance_sampling_clip_max=loss.truncated_importance_sampling_ratio or math.inf,
         **sampling_arguments(job),
         **shared_arguments(job),

@@ -28,7 +28,7 @@ class MeasuringTrainer(GRPOTrainer):
     TRL measures the distance only to weight the loss by it; where the stage does not ask for that, the weight is 1.
     """
 
-    stage: grpo.GrpoConfig
+    stage: grpo.GrpoTraining
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Tokenize texts without special tokens, since the chat template prints the first token."""

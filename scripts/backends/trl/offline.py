@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
 from scripts.recipe.strict import Strict, invalid
 
 HELD_OUT = "held_out_accuracy"
@@ -41,14 +41,8 @@ class SftTraining(TrlTraining):
     policy: SftPolicy
 
 
-class SftConfig(TrlConfig, SftTraining):
-    """The resolved config of supervised fine-tuning."""
-
-
 class SftSettings(TrlSettings, SftTraining):
     """A stage of supervised fine-tuning."""
-
-    config_model = SftConfig
 
 
 class PreferencePolicy(Policy):
@@ -133,14 +127,8 @@ class DpoTraining(PreferenceTraining):
     dpo: Dpo
 
 
-class DpoConfig(TrlConfig, DpoTraining):
-    """The resolved config of DPO."""
-
-
 class DpoSettings(TrlSettings, DpoTraining):
     """A stage of direct preference optimisation."""
-
-    config_model = DpoConfig
 
 
 class MpoTraining(PreferenceTraining):
@@ -150,14 +138,8 @@ class MpoTraining(PreferenceTraining):
     mpo: Mpo
 
 
-class MpoConfig(TrlConfig, MpoTraining):
-    """The resolved config of MPO."""
-
-
 class MpoSettings(TrlSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
-
-    config_model = MpoConfig
 
 
 class Kto(Strict):
@@ -181,14 +163,8 @@ class KtoTraining(PreferenceTraining):
     kto: Kto
 
 
-class KtoConfig(TrlConfig, KtoTraining):
-    """The resolved config of KTO."""
-
-
 class KtoSettings(TrlSettings, KtoTraining):
     """A stage of KTO."""
-
-    config_model = KtoConfig
 
 
 class Reward(Strict):
@@ -223,11 +199,5 @@ class RewardTraining(PreferenceTraining):
         return self
 
 
-class RewardConfig(TrlConfig, RewardTraining):
-    """The resolved config of a reward model."""
-
-
 class RewardSettings(TrlSettings, RewardTraining):
     """A stage that trains a reward model."""
-
-    config_model = RewardConfig

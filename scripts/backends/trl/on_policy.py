@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.strict import Name, Strict, invalid
@@ -183,14 +183,9 @@ class DistillationTraining(RolloutTraining):
     loss_fn: DistillationLoss = DistillationLoss()
 
 
-class DistillationConfig(TrlConfig, DistillationTraining):
-    """The resolved config of distillation."""
-
-
 class DistillationSettings(RolloutSettings, DistillationTraining):
     """A stage of distillation."""
 
-    config_model = DistillationConfig
     ROLES = ("teachers",)
 
     teachers: dict[Name, Name] = Field({}, description="The teachers' starts by role, such as stages.")

@@ -25,9 +25,8 @@ from scripts.backends.trl.rows import training_rows
 from scripts.backends.trl.tokenization import preparation_of
 from scripts.errors import UserError
 from scripts.model.bfloat16 import computes_bfloat16
-from scripts.model.loading import class_of
+from scripts.model.loading import class_of, fresh_model
 from scripts.model.processor import load_processor, use_template
-from scripts.model.random_init import fresh_model
 
 SHARDING = {
     "fsdp": True,
