@@ -106,7 +106,7 @@ class TrlTraining(Training):
     policy: Policy
 
     trainer: ClassVar[str]
-    """Module whose ``make_trainer(job)`` makes TRL's trainer."""
+    """Module and function that make TRL's trainer of a job, as pkgutil.resolve_name takes them."""
     metrics: ClassVar[dict[str, str]] = {
         "loss": "loss",
         "grad_norm": "grad_norm",

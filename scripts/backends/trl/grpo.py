@@ -97,7 +97,7 @@ class GrpoLoss(Strict):
 class GrpoTraining(RolloutTraining):
     """Reinforcement learning."""
 
-    trainer = "scripts.backends.trl.grpo_trainer"
+    trainer = "scripts.backends.trl.grpo_trainer:make_trainer"
     metrics = RolloutTraining.metrics | {
         "reward": "reward_mean",
         "reward_std": "reward_std",

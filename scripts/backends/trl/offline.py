@@ -34,7 +34,7 @@ class Sft(Strict):
 class SftTraining(TrlTraining):
     """Supervised fine-tuning."""
 
-    trainer = "scripts.backends.trl.sft_trainer"
+    trainer = "scripts.backends.trl.offline_trainers:make_sft_trainer"
 
     algorithm: Literal["sft"]
     sft: Sft
@@ -106,7 +106,7 @@ class Mpo(Dpo):
 class PreferenceTraining(TrlTraining):
     """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
-    trainer = "scripts.backends.trl.dpo_trainer"
+    trainer = "scripts.backends.trl.offline_trainers:make_dpo_trainer"
     joined: ClassVar[bool] = False
     """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
@@ -156,7 +156,7 @@ class Kto(Strict):
 class KtoTraining(PreferenceTraining):
     """Single answers with a label, a reference."""
 
-    trainer = "scripts.backends.trl.kto_trainer"
+    trainer = "scripts.backends.trl.offline_trainers:make_kto_trainer"
     sequences_per_row = 1
 
     algorithm: Literal["kto"]
@@ -179,7 +179,7 @@ class Reward(Strict):
 class RewardTraining(PreferenceTraining):
     """A reward model, which reads a conversation and gives its last token's state a score."""
 
-    trainer = "scripts.backends.trl.reward_trainer"
+    trainer = "scripts.backends.trl.offline_trainers:make_reward_trainer"
     has_reference = False
     joined = True
     metrics = TrlTraining.metrics | {"accuracy": "accuracy", HELD_OUT: "validation_accuracy"}

@@ -176,7 +176,7 @@ class DistillationLoss(Strict):
 class DistillationTraining(RolloutTraining):
     """Distillation."""
 
-    trainer = "scripts.backends.trl.distillation_trainer"
+    trainer = "scripts.backends.trl.distillation_trainer:make_trainer"
 
     algorithm: Literal["distillation"]
     distillation: Distillation

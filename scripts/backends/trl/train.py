@@ -10,8 +10,8 @@ import time
 import warnings
 from collections import deque
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import accelerate.accelerator
@@ -67,7 +67,7 @@ def _train(job: TrainingJob) -> None:
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
     if setup.is_sharded(job):
         accelerate.accelerator.AcceleratorState = setup.ShardingState
-    trainer = import_module(job.config.trainer).make_trainer(job)
+    trainer = resolve_name(job.config.trainer)(job)
     setup.train_adapters_in_float32(trainer.model, job)
     setup.warm_up_from_first_step(trainer, job)
     skip_padding(trainer, job)
