@@ -1,5 +1,6 @@
 """TRL's trainers of algorithms that learn from written answers."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,6 @@ from scripts.model.loading import class_of
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import open_picture
 
-OTHERS = "KL_completion_ids"
-
 
 def make_sft_trainer(job: TrainingJob) -> SFTTrainer:
     """Make the trainer of SFT on rows in file order."""
@@ -31,23 +30,17 @@ def make_sft_trainer(job: TrainingJob) -> SFTTrainer:
         dataset_kwargs={"skip_prepare_dataset": True},
         **shared_arguments(job),
     )
-    collator = None if tokenizer_of(processor) is processor else _PictureCollator(processor)
+    collator = None if tokenizer_of(processor) is processor else partial(_batch_with_pictures, processor=processor)
     return SFTTrainer(args=arguments, train_dataset=rows, data_collator=collator, **start)
 
 
-class _PictureCollator:
-    """TRL's collator for text, with the pictures of the batch's rows."""
-
-    def __init__(self, processor: Any) -> None:
-        self.processor = processor
-        self.collate = DataCollatorForLanguageModeling(pad_token_id=processor.tokenizer.pad_token_id)
-
-    def __call__(self, rows: list[dict[str, list[Any]]]) -> dict[str, torch.Tensor]:
-        pictures = [open_picture(uri) for row in rows for uri in row["pictures"]]
-        batch = self.collate([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
-        if pictures:
-            batch["pixel_values"] = self.processor.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
-        return batch
+def _batch_with_pictures(rows: list[dict[str, list[Any]]], processor: Any) -> dict[str, torch.Tensor]:
+    """Return the batch of TRL's collator for text, with the pictures of its rows."""
+    collate = DataCollatorForLanguageModeling(pad_token_id=processor.tokenizer.pad_token_id)
+    batch = collate([{key: row[key] for key in ("input_ids", "labels")} for row in rows])
+    if pictures := [open_picture(uri) for row in rows for uri in row["pictures"]]:
+        batch["pixel_values"] = processor.image_processor(images=pictures, return_tensors="pt")["pixel_values"]
+    return batch
 
 
 def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
@@ -168,7 +161,7 @@ def with_others(rows: Dataset, batch: int) -> Dataset:
     """Return the rows, each beside the answer of the row before in its batch, of which TRL's KL is estimated."""
     starts = (place - place % batch for place in range(len(rows)))
     before = [(place - 1 if place > start else min(start + batch, len(rows)) - 1) for place, start in enumerate(starts)]
-    others = rows.select(before).select_columns("completion_ids").rename_column("completion_ids", OTHERS)
+    others = rows.select(before).select_columns("completion_ids").rename_column("completion_ids", "KL_completion_ids")
     return concatenate_datasets([rows, others], axis=1)
 
 

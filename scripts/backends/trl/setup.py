@@ -121,7 +121,6 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "adam_beta2": optimizer.adam_beta2,
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
-        "data_seed": config.seed,
         "train_sampling_strategy": "sequential",
         "model_init_kwargs": start_options(job),
         "remove_unused_columns": False,
@@ -176,19 +175,15 @@ def go_on_by_the_config(trainer: Trainer, job: TrainingJob) -> None:
     load = trainer._load_optimizer_and_scheduler
 
     def loaded(folder: str | None) -> None:
-        own = [{name: value for name, value in group.items() if name != "params"} for group in _groups(trainer)]
+        own = [dict(group) for group in trainer.optimizer.param_groups]
         load(folder)
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         schedule.base_lrs = [group["initial_lr"] for group in own]
-        for group, settings, share in zip(_groups(trainer), own, schedule.lr_lambdas, strict=True):
+        for group, settings, share in zip(trainer.optimizer.param_groups, own, schedule.lr_lambdas, strict=True):
             group.update(settings, lr=settings["initial_lr"] * share(schedule.last_epoch))
-        schedule._last_lr = [group["lr"] for group in _groups(trainer)]
+        schedule._last_lr = [group["lr"] for group in trainer.optimizer.param_groups]
 
     trainer._load_optimizer_and_scheduler = loaded
-
-
-def _groups(trainer: Trainer) -> list[dict[str, Any]]:
-    return trainer.optimizer.param_groups
 
 
 def shares_of(job: TrainingJob) -> tuple[int, int]:
@@ -263,10 +258,8 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
     return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
 
 
-def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
-    """Hold adapters over 4 bits in float32, like all trained weights; TRL rounds new adapters."""
-    if job.config.policy.lora is None or job.config.policy.lora.quantization is None:
-        return
+def train_in_float32(model: Any) -> None:
+    """Hold all trained weights in float32; TRL rounds new adapters over 4 bits."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

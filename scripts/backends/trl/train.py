@@ -68,7 +68,7 @@ def _train(job: TrainingJob) -> None:
     if setup.is_sharded(job):
         accelerate.accelerator.AcceleratorState = setup.ShardingState
     trainer = resolve_name(job.config.trainer)(job)
-    setup.train_adapters_in_float32(trainer.model, job)
+    setup.train_in_float32(trainer.model)
     setup.warm_up_from_first_step(trainer, job)
     skip_padding(trainer, job)
     trainer.create_model_card = lambda *arguments, **options: None
