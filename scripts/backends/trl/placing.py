@@ -204,9 +204,8 @@ def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:
     asked = site.resources_of(stage.name, stage.settings).mem_mb * 1e6 if site.slurm else 0
     if site.slurm and not asked:
         return None, ""
-    return (
-        asked or memory_of_machine()
-    ) / site.processes_on_node, "the job (resources.mem_mb)" if asked else "this machine"
+    where = "the job (resources.mem_mb)" if asked else "this machine"
+    return (asked or memory_of_machine()) / site.processes_on_node, where
 
 
 def memory_of_machine() -> float:
