@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import ROOT, command_line, head, row
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.policy import Dtensor
+from scripts.backends.trl.algorithm import Dtensor
 from scripts.backends.trl.train import train_rank
 from scripts.recipe.resolve import training_config
 from tests.pretrained import save_pretrained

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from scripts.backends.protocol import read_job
 from scripts.backends.stop import StopRequest
 from scripts.backends.trl import measuring
+from scripts.backends.trl import setup as trl_setup
 from scripts.backends.trl import train as trl_backend
 from scripts.rewards.registry import reward_groups
 
@@ -60,11 +61,11 @@ def main() -> None:
     os.environ |= {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     dist.init_process_group("gloo")
-    save = trl_backend.save_whole
+    save = trl_setup.save_whole
     for path, step in json.loads(Path(plan).read_text()):
         job = read_job(Path(path))
         measuring.reward_groups = recording(job.run / f"rewarded.{rank}.jsonl")
-        trl_backend.save_whole = noting_shares(job.run / f"held.{rank}.json", save)
+        trl_setup.save_whole = noting_shares(job.run / f"held.{rank}.json", save)
         trl_backend.train_rank(replace(job, stop=StopAt(job.start, step)))
     dist.destroy_process_group()
 

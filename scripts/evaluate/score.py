@@ -16,9 +16,8 @@ from scripts.evaluate.sampled import Sampled
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
-from scripts.model.loading import count_gpus, load_model
+from scripts.model.loading import count_gpus, fresh_model, load_model
 from scripts.model.processor import load_processor
-from scripts.model.random_init import fresh_model
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config

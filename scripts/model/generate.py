@@ -1,6 +1,7 @@
 """Sample responses of a model in Hugging Face's format to rows, in this process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,11 +67,8 @@ class Sampler:
     def plan(self, rows: list[Row]) -> list[list[int]]:
         """Return the rows' places by batches; a batch's responses depend on its number and on no other batch."""
         prompts = self.render(rows)
-
-        def tokens_of(index: int) -> int:
-            return len(self.tokenizer(prompts[index], add_special_tokens=False)["input_ids"])
-
-        return list(self.batches([len(prompt) for prompt in prompts], tokens_of))
+        ids = partial(self.tokenizer, add_special_tokens=False)
+        return list(self.batches([*map(len, prompts)], lambda index: len(ids(prompts[index])["input_ids"])))
 
     def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, Rollout]]:
         """Yield responses of one message by the rows' places, a batch at a time; batches that are `done` are left out.

@@ -25,8 +25,6 @@ PATTERNS = (
     "*processor_config.json",
     "*.py",
 )
-
-
 OUTPUT, HEAD = "lm_head.weight", "score.weight"
 A_ROW_A_TOKEN = ("embed_tokens.weight", "backbone.embeddings.weight", OUTPUT)
 

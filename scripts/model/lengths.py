@@ -36,12 +36,8 @@ LARGEST = 16
 NOT_A_ROW = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}},
-    }
-]
+FUNCTION = {"name": "x", "description": "x", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 @dataclass

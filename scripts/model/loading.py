@@ -1,32 +1,31 @@
-"""A policy or reward model in Hugging Face format, read from a folder."""
+"""A policy or reward model in Hugging Face format: read from a folder, or made with random weights."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-)
 
 from scripts.errors import UserError
 from scripts.files import check_readable
 from scripts.model.hugging_face import config_of, has_reward_head, model_files
+from scripts.model.processor import make_processor, use_template
+from scripts.model.scratch import IMAGE
+from scripts.recipe.model import RandomModel
+from scripts.recipe.stage_settings import TrainingConfig
+from scripts.rows.chat_format import tokenizer_of
 
 
 def load_model(
     folder: Path, dtype: torch.dtype | str = torch.float32, device_map: Literal["auto"] | None = None
-) -> PreTrainedModel:
+) -> transformers.PreTrainedModel:
     """Load the model in float32, or with `auto` in the saved type; on the CPU, or over this node's GPUs."""
     check_readable(folder)
     return class_of(folder).from_pretrained(folder, local_files_only=True, dtype=dtype, device_map=device_map)
 
 
-def fill_model(model: PreTrainedModel, like: Path, folder: Path) -> bool:
+def fill_model(model: transformers.PreTrainedModel, like: Path, folder: Path) -> bool:
     """Replace the weights of a model from `like` by a folder's, a tensor at a time; return whether they fit.
 
     Where they do not fit, the model stays as it is. Tensors are replaced, not overwritten, since autograd's graph may
@@ -72,7 +71,49 @@ def count_gpus(accelerator: str) -> int:
 
 def class_of(folder: Path) -> type:
     """Return the class that loads the model: a reward model, or a policy with or without vision."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     if has_reward_head(config.to_dict()):
-        return AutoModelForSequenceClassification
-    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+        return transformers.AutoModelForSequenceClassification
+    sees = hasattr(config, "vision_config")
+    return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+
+
+def fresh_model(config: TrainingConfig) -> tuple[transformers.PreTrainedModel, Any]:
+    """Make the model of a stage's resolved config, and its tokenizer or processor."""
+    processor = use_template(make_processor(config.model), config.chat_template)
+    return make_model(config.model, processor, config.max_length, config.seed), processor
+
+
+def make_model(shape: RandomModel, processor: Any, max_length: int, seed: int) -> transformers.PreTrainedModel:
+    """Make a Llama-shaped decoder in float32 with tied embeddings; equal arguments give equal weights."""
+    tokenizer, vision = tokenizer_of(processor), shape.vision
+    decoder = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        **shape.model_dump(exclude={"rope_theta", "vision", "tools"}),
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        max_position_embeddings=max_length,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        dtype="float32",
+    )
+    torch.manual_seed(seed)
+    if vision is None:
+        model = transformers.LlamaForCausalLM(decoder)
+    else:
+        model = transformers.LlavaForConditionalGeneration(
+            transformers.LlavaConfig(
+                text_config=decoder,
+                vision_config=transformers.SiglipVisionConfig(**vision.model_dump(), vision_use_head=False),
+                image_token_index=tokenizer.convert_tokens_to_ids(IMAGE),
+                image_seq_length=(vision.image_size // vision.patch_size) ** 2,
+                vision_feature_select_strategy="full",
+                vision_feature_layer=-1,
+                tie_word_embeddings=True,
+                dtype="float32",
+            )
+        )
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model

@@ -8,19 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from scripts.errors import UserError
-from scripts.model.scratch import (
-    ASSISTANT,
-    CALL,
-    CALL_END,
-    CHAT_TEMPLATE,
-    END,
-    IMAGE,
-    PAD,
-    SYSTEM,
-    TOOL,
-    TOOLS_TEMPLATE,
-    USER,
-)
+from scripts.model import scratch
 from scripts.recipe.model import RandomModel
 from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import tokenizer_of
@@ -35,16 +23,16 @@ TALK = [
 ]
 RESPONSE_TEMPLATE = {
     "defaults": {"role": "assistant"},
-    "start_anchor": ASSISTANT,
+    "start_anchor": scratch.ASSISTANT,
     "fields": {
         "tool_calls": {
-            "open_pattern": CALL + r"(?P<name>\w+)",
-            "close": CALL_END,
+            "open_pattern": scratch.CALL + r"(?P<name>\w+)",
+            "close": scratch.CALL_END,
             "repeats": True,
             "content": "json",
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         },
-        "content": {"close": END},
+        "content": {"close": scratch.END},
     },
 }
 
@@ -105,18 +93,19 @@ def make_tokenizer(sees: bool = False, calls_tools: bool = False) -> PreTrainedT
     tokenizer = Tokenizer(models.BPE(vocab={symbol: place for place, symbol in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
+    special = [scratch.USER, scratch.ASSISTANT, scratch.SYSTEM, *[scratch.IMAGE] * sees, *[scratch.TOOL] * calls_tools]
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        pad_token=PAD,
-        eos_token=END,
-        additional_special_tokens=[USER, ASSISTANT, SYSTEM, *[IMAGE] * sees, *[TOOL] * calls_tools],
+        pad_token=scratch.PAD,
+        eos_token=scratch.END,
+        additional_special_tokens=special,
         padding_side="left",
         clean_up_tokenization_spaces=False,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = scratch.CHAT_TEMPLATE
     if calls_tools:
-        fast.add_tokens([CALL, CALL_END])
-        fast.chat_template, fast.response_template = TOOLS_TEMPLATE, RESPONSE_TEMPLATE
+        fast.add_tokens([scratch.CALL, scratch.CALL_END])
+        fast.chat_template, fast.response_template = scratch.TOOLS_TEMPLATE, RESPONSE_TEMPLATE
     return fast
 
 
@@ -138,6 +127,6 @@ def make_processor(shape: RandomModel) -> Any:
         patch_size=vision.patch_size,
         vision_feature_select_strategy="full",
         num_additional_image_tokens=0,
-        image_token=IMAGE,
-        chat_template=CHAT_TEMPLATE,
+        image_token=scratch.IMAGE,
+        chat_template=scratch.CHAT_TEMPLATE,
     )

@@ -3,10 +3,9 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from scripts.files import read_json
-from scripts.model.hugging_face import A_ROW_A_TOKEN, tensors_of
+from scripts.model.hugging_face import A_ROW_A_TOKEN, OUTPUT, tensors_of, text_config_of
 from scripts.recipe.model import RandomModel
 
 EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk")
@@ -32,11 +31,10 @@ class Shape:
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
         """Read the shape of a model in Hugging Face's format; KeyError where its config lacks a width."""
-        whole = read_json(folder / "config.json")
-        config: dict[str, Any] = whole | (whole.get("text_config") or {})
+        config = text_config_of(folder)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         experts = next((config[name] for name in EXPERTS if config.get(name)), 1)
-        tied = ("lm_head.weight",) if config.get("tie_word_embeddings") else ()
+        tied = (OUTPUT,) if config.get("tie_word_embeddings") else ()
         tensors = {name: shape for name, (_, shape) in tensors_of(folder).items() if not name.endswith(tied)}
         return cls(
             hidden=hidden,

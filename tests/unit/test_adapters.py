@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from scripts.backends.trl.policy import Lora
+from scripts.backends.trl.algorithm import Lora
 from scripts.errors import UserError
 from tests.pretrained import save_pretrained
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from scripts.backends.trl.distillation import DistillationLoss
 from scripts.backends.trl.doubts import unfit_readers
+from scripts.backends.trl.on_policy import DistillationLoss
 from scripts.files import read_json, write_json
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.load import load_recipe

@@ -21,7 +21,8 @@ from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError
-from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
+from scripts.model.processor import make_tokenizer
+from scripts.model.scratch import CHAT_TEMPLATE
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.stage import Stage
 from tests.cases import cases

@@ -103,7 +103,7 @@ def test_only_the_assistants_tokens_are_learnt():
 def test_the_last_batch_of_an_epoch_is_filled_with_rows_of_which_nothing_is_learnt():
     from datasets import Dataset
 
-    from scripts.backends.trl.sft_trainer import fill_last_batch
+    from scripts.backends.trl.offline_trainers import fill_last_batch
     from scripts.backends.trl.tokenization import DEMONSTRATIONS
 
     rows = [{"input_ids": [number, 7], "labels": [-100, 7], "pictures": []} for number in range(6)]
@@ -125,8 +125,8 @@ def test_the_tokenizer_has_a_token_a_byte_and_gives_every_text_back():
 def test_equal_configs_give_equal_models_and_another_seed_another():
     import torch
 
+    from scripts.model.loading import make_model
     from scripts.model.processor import make_tokenizer
-    from scripts.model.random_init import make_model
 
     def weights(seed: int):
         model = make_model(SHAPE, make_tokenizer(), max_length=64, seed=seed)

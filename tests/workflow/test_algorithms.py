@@ -13,11 +13,10 @@ from datasets import Dataset  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from trl import SFTConfig  # noqa: E402
 
-from scripts.backends.trl import measuring, reward_trainer  # noqa: E402
-from scripts.backends.trl.dpo import Dpo, Mpo  # noqa: E402
-from scripts.backends.trl.dpo_trainer import losses  # noqa: E402
-from scripts.backends.trl.kto_trainer import with_others  # noqa: E402
+from scripts.backends.trl import measuring  # noqa: E402
 from scripts.backends.trl.measuring import leave_one_out  # noqa: E402
+from scripts.backends.trl.offline import Dpo, Mpo  # noqa: E402
+from scripts.backends.trl.offline_trainers import losses, make_reward_trainer, with_others  # noqa: E402
 from scripts.backends.trl.placing import check_shares  # noqa: E402
 from scripts.backends.trl.setup import shared_arguments  # noqa: E402
 from scripts.backends.trl.tokenization import Line, tokenize_answers  # noqa: E402
@@ -362,7 +361,7 @@ def test_pictures_that_cannot_be_learnt_from_are_refused(stages, tmp_path):
 def test_a_model_that_sees_gets_no_head_for_rewards(stages):
     job = stages.job("dpo", "dpo.head", 1, **stages.parent)
     with pytest.raises(UserError, match=r"dpo: .* sees pictures, and no such model has a head for rewards"):
-        reward_trainer.make_trainer(job)
+        make_reward_trainer(job)
 
 
 def test_nodes_that_cannot_share_a_step_are_refused(stages):

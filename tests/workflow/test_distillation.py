@@ -17,8 +17,8 @@ from trl import DistillationTrainer  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl import distillation_trainer, setup  # noqa: E402
+from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
 from scripts.backends.trl.distillation_trainer import make_trainer  # noqa: E402
-from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.model.loading import fill_model, load_model  # noqa: E402

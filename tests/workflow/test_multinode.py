@@ -23,8 +23,8 @@ ray = pytest.importorskip("ray")
 from safetensors.torch import load_file  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
 from scripts.backends.trl.cluster import in_processes, raise_outcome, train_apart  # noqa: E402
-from scripts.backends.trl.policy import Dtensor  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import CutOffError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
@@ -223,13 +223,13 @@ def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_it
     kill = Thread(target=once_saved, args=(0, kill_rank_1))
     kill.start()
     with pytest.raises(CutOffError, match=r"^rank 1 was killed \(SIGKILL\), by somebody or by the system"):
-        train_apart(job, in_processes(job))
+        train_apart(job, partial(in_processes, job))
     kill.join()
     newest = newest_checkpoint(job.run)
     job = replace(job, resume_from=newest.path)
     stop = Thread(target=once_saved, args=(newest.step, partial(job.stop.ask, "SIGTERM")))
     stop.start()
-    train_apart(job, in_processes(job))
+    train_apart(job, partial(in_processes, job))
     stop.join()
     assert job.stop.reason == "SIGTERM" and newest_step(job.run) == logged(job.run)[-1]["step"] > newest.step
     assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]

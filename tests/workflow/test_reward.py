@@ -16,9 +16,9 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
 from scripts.backends.trl.doubts import unfit_readers  # noqa: E402
-from scripts.backends.trl.policy import Dtensor  # noqa: E402
-from scripts.backends.trl.rewarding import EndedTexts  # noqa: E402
+from scripts.backends.trl.measuring import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.generated.ranker import Ranker  # noqa: E402

@@ -17,8 +17,8 @@ from scripts.backends.trl.train import train_rank
 from scripts.errors import UserError
 from scripts.evaluate.score import rollouts as batches
 from scripts.model.generate import end_tokens
+from scripts.model.loading import make_model
 from scripts.model.processor import make_tokenizer
-from scripts.model.random_init import make_model
 from scripts.recipe.resolve import training_config
 from scripts.rows.jsonl import read_rows
 from tests.stages import Stages

@@ -20,8 +20,8 @@ from scripts.data.compose import write_blend
 from scripts.data.fill import fill_blend
 from scripts.data.published import PublishedFile
 from scripts.files import describe_files, read_json, write_json
+from scripts.model.loading import make_model
 from scripts.model.processor import make_tokenizer
-from scripts.model.random_init import make_model
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
 from scripts.stage.publish import export_name

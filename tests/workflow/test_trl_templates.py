@@ -11,7 +11,7 @@ from datasets import Dataset  # noqa: E402
 from transformers import GenerationMixin  # noqa: E402
 from trl import DPOConfig, DPOTrainer, GRPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
-from scripts.backends.trl.shown import shown_rows  # noqa: E402
+from scripts.backends.trl.backend import BACKEND  # noqa: E402
 from scripts.backends.trl.tokenization import ANSWERS, Line, tokenize_answers, tokenize_demonstrations  # noqa: E402
 from scripts.backends.trl.train import train_rank  # noqa: E402
 from scripts.evaluate.score import rollouts  # noqa: E402
@@ -107,7 +107,7 @@ def test_a_prompt_is_the_same_to_trainer_evaluation_and_transformers(model, stag
     assert all(ids.count(tokenizer.bos_token_id) == 1 for ids in expected) or tokenizer.bos_token is None
     list(rollouts(load_model(model), tokenizer, rows, max_new_tokens=2, temperature=0.0, seed=0))
     assert sorted(asked["model"]) == sorted(expected)
-    shown = shown_rows(_Shown(job, model, stages.recipe), 3)
+    shown = BACKEND.shown_rows(_Shown(job, model, stages.recipe), 3)
     assert [row["parts"][0]["ids"] for row in shown] == expected[:3]
 
 

@@ -1,25 +1,102 @@
-"""An algorithm of backend `trl`: a subclass of `TrlTraining` with a config and settings (sft.py is the shortest)."""
+"""The common part of the algorithms: a policy's settings, and `TrlTraining`, with a config and settings for each."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from scripts.backends.trl.policy import Policy
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
+from pydantic.json_schema import SkipJsonSchema
+
 from scripts.errors import UserError
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.recipe.sampling import OWN
+from scripts.recipe.sampling import OWN, Tokenizer
+from scripts.recipe.source import Share
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from scripts.recipe.recipe import Recipe
 
 PACKAGES = ("trl", "transformers", "torch", "accelerate")
-Parts = list[tuple[str, bool, list[int]]]
+LARGEST_RATE = 0.1
+
+
+class Optimizer(Strict):
+    """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
+
+    ADDED = ("lr_warmup_init", "name")
+
+    lr: PositiveFloat
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """After the warm-up; cosine and linear end at 0."""
+    lr_warmup_iters: NonNegativeInt = 0
+    lr_warmup_init: NonNegativeFloat | None = None
+    """The first step's rate in a warm-up; none: lr / lr_warmup_iters, and 0 as it was before."""
+    weight_decay: NonNegativeFloat = 0.0
+    adam_beta1: Share = 0.9
+    adam_beta2: Share = 0.999
+    clip_grad: PositiveFloat = 1.0
+    name: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
+
+
+class Lora(Strict):
+    """Low-rank adapters (arXiv:2106.09685), by peft, merged at export."""
+
+    dim: PositiveInt = Field(8, description="Rank.")
+    alpha: PositiveInt = Field(32, description="The adapters' sum is weighed by alpha / dim.")
+    dropout: float = Field(0.0, ge=0, lt=1)
+    target_modules: list[str] = Field([], description="Names of the linear layers; none: all but the output layer.")
+    exclude_modules: list[str] = Field([])
+    target_parameters: list[str] = Field([])
+    """Names of parameters outside linear layers, as mlp.experts.down_proj of fused experts."""
+    from_parent: SkipJsonSchema[bool] = False  # stays: the identity of every stage with adapters contains it
+    quantization: Literal["nf4"] | None = Field(
+        None,
+        description="Hold the frozen weights in 4 bits (QLoRA, arXiv:2305.14314), by bitsandbytes (not tried on a GPU, "
+        "but on a CPU).",
+    )
+
+    @field_validator("from_parent")
+    @classmethod
+    def _is_gone(cls, value: bool) -> bool:
+        if value:
+            raise invalid("is gone: an export has its adapters merged; leave the key out, and train new ones over it")
+        return value
+
+
+class Dtensor(Strict):
+    """The model's layout over the training processes. May change no weight but for rounding."""
+
+    gone: ClassVar = {
+        "cpu_offload": "leave it out; adapters (policy.lora) or more processes need less of a GPU's memory",
+        "reshard_after_forward": "leave it out; gathered weights are never kept for the backward pass",
+    }
+
+    enabled: bool = False
+    """FSDP2: every process holds a share of weights, gradients and moments; false: a copy of all."""
+    activation_checkpointing: bool = Field(False, description="Compute activations again instead of keeping all.")
+
+
+class Policy(Strict):
+    """Settings of every algorithm's policy."""
+
+    PLACING = ("train_micro_batch_size", "dtensor_cfg")
+    ADDED = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode", "skip_padding")
+
+    max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
+    train_micro_batch_size: PositiveInt | None = None
+    """Rows of a process at once; none: the process's whole share of a batch."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; trained weights stay in float32."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
+    """None: transformers' choice for the model; flash_attention needs a GPU (not tried on a GPU)."""
+    dtensor_cfg: Dtensor = Dtensor()
+    lora: Lora | None = Field(None, description="None: all weights are trained.")
+    tokenizer: Tokenizer = Tokenizer()
+    skip_padding: bool = False
+    """Compute nothing for padding, ended responses and tokens without loss: the same losses but for rounding."""
+    optimizer: Optimizer
 
 
 class TrlTraining(Training):
@@ -29,7 +106,7 @@ class TrlTraining(Training):
     policy: Policy
 
     trainer: ClassVar[str]
-    """Module whose ``make_trainer(job)`` makes TRL's trainer."""
+    """Module and function that make TRL's trainer of a job, as pkgutil.resolve_name takes them."""
     metrics: ClassVar[dict[str, str]] = {
         "loss": "loss",
         "grad_norm": "grad_norm",
@@ -65,27 +142,21 @@ class TrlTraining(Training):
     @property
     def rows_per_update(self) -> int:
         """Rows, pairs or completions in an update."""
-        return self.policy.train_global_batch_size
+        return self.rows_per_step
+
+    @property
+    def needs_export(self) -> str | None:
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
+        return "policy.lora is laid over a model that was trained" if self.policy.lora else None
 
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
         """Settings, by key, that the number of processes must divide."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
 
-    def prepare(self, processor: Any) -> tuple["pa.Schema", partial]:
-        """Return the columns of the trainer's rows, and a function from lines of a split to rows."""
-        raise NotImplementedError
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the parts of a prepared row, to be shown: name, whether learnt, tokens."""
-        raise NotImplementedError
-
     def planned_step(self, train_rows: int | None) -> int:
         """The last step of the stage, whatever the rows."""
         return self.section.max_num_steps
-
-
-LARGEST_RATE = 0.1
 
 
 class TrlConfig(TrainingConfig):
@@ -95,7 +166,16 @@ class TrlConfig(TrainingConfig):
 
 
 class TrlSettings(StageSettings):
-    """Settings of every stage."""
+    """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Make the model of the resolved config, of the same training."""
+        super().__pydantic_init_subclass__(**more)
+        if trainings := [base for base in cls.__bases__ if not issubclass(base, StageSettings)]:
+            name = cls.__name__.replace("Settings", "Config")
+            cls.config_model = create_model(name, __base__=(TrlConfig, *trainings), __module__=cls.__module__)
+            cls.config_model.__qualname__ = f"{cls.__name__}.config_model"  # by which pickle finds it
 
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""
@@ -162,11 +242,6 @@ class TrlSettings(StageSettings):
             never = "so the rate never reaches lr"
             found.append(f"policy.optimizer.lr_warmup_iters is {optimizer.lr_warmup_iters} of {steps} steps, {never}")
         return found
-
-    @property
-    def needs_export(self) -> str | None:
-        """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.lora is laid over a model that was trained" if self.policy.lora else None
 
 
 def leave_out(values: dict[str, Any], settings: Strict) -> None:

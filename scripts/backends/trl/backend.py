@@ -4,27 +4,31 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
 from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_settings
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
-from scripts.backends.trl.shown import shown_rows
+from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
 from scripts.backends.trl.versions import problem_of
 from scripts.errors import UserError, warn
+from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
 from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.records import ShownRow
+from scripts.records import CheckpointRecord, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
+from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
+from scripts.stage import publish
 from scripts.stage.consistency import exported_model
-from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 
 SHOWN = 10
@@ -38,8 +42,30 @@ class Trl(Backend):
     """Trains with TRL's trainers, and merges exports."""
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
-        """Return the tokens of the first training rows, or the reason why they cannot be shown."""
-        return "a merge has none" if stage.settings.kind is None else shown_rows(stage, count)
+        """Return the tokens of the first training rows as the trainer gets them, or the reason why there are none.
+
+        UserError where the trainer would refuse the rows or the stage's chat template.
+        """
+        config, folder = stage.config, stage.parent_export
+        if config.kind is None:
+            return "a merge has none"
+        register(own_environments(stage.recipe, stage.name), config.environments)
+        processor = load_here(folder or config.model, config.chat_template)
+        if isinstance(processor, str):
+            return processor
+        tokenizer, ends = tokenizer_of(processor), _ends(folder)
+        if config.chat_template is not None:
+            from scripts.model.processor import check_template  # noqa: PLC0415
+
+            key = f"{stage.name}: policy.tokenizer.chat_template"
+            check_template(key, tokenizer, key, ends, "name another one, or the right token as model.eos_token")
+        _, prepare = preparation_of(config, processor)
+        found = ((line.number, row) for line in lines_of(stage.train_split) for row in prepare([line]))
+        rows = [shown_row(line, parts_of(row, processor), tokenizer) for line, row in islice(found, count)]
+        learnt = {token for row in rows for part in row["parts"] if part["is_learnt"] for token in part["ids"]}
+        if learnt and not learnt & {tokenizer.eos_token_id, *ends}:
+            warn(f"{stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end")
+        return rows
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
         """Return a sentence on a process's memory, and whether the stage fits; of a merge nothing is estimated."""
@@ -59,7 +85,7 @@ class Trl(Backend):
         if job.ranks == 1:
             train_here(job)
         else:
-            train_apart(job, in_processes(job) if job.nodes == 1 else on_cluster(job, allocation))
+            train_apart(job, partial(in_processes, job) if job.nodes == 1 else partial(on_cluster, job, allocation))
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""
@@ -86,9 +112,9 @@ class Trl(Backend):
             like = exported_model(stage.parent_export_record)
         if stage.settings.kind is None or stage.config.policy.lora is None:
             template = stage.config.chat_template
-            export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
+            publish.export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
         else:
-            import_module("scripts.backends.trl.export").export_merged(stage)
+            _export_merged(stage)
 
     def doubts(self, stage: Stage) -> list[str]:
         """Return settings that are likely mistakes; of a merge none are known."""
@@ -127,6 +153,38 @@ class Trl(Backend):
             for server in register_gym(gym, settings.gym_servers, python):
                 server.wait()
         return problems
+
+
+def _export_merged(stage: Stage) -> None:
+    """Export the start with the adapters merged; UserError where their file differs from the checkpoint's record."""
+    from transformers import logging as transformers_logging  # noqa: PLC0415 - only where adapters were trained
+
+    from scripts.model.merge import WEIGHTS, NotMerged, write_merged  # noqa: PLC0415
+
+    paths, exports = stage.paths, publish.exports_of(stage.paths.ckpt)
+    record, adapters = read_record(paths.record, CheckpointRecord), paths.weights / WEIGHTS
+    listed = record["files"].get(WEIGHTS)
+    if not adapters.is_file() or listed is None or sha256_file(adapters) != listed["sha256"]:
+        raise UserError(publish.damaged(adapters, paths.record))
+    check_readable(stage.parent_export)
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    with temporary_directory(exports / "incoming") as fresh:
+        try:
+            found = write_merged(stage.parent_export, paths.weights, fresh)
+        except NotMerged as error:
+            raise UserError(str(error)) from None
+        publish.take_settings(stage.parent_export, fresh, stage.config.chat_template)
+        files = describe_files(fresh)
+        publish.settle_export(fresh, exports, files)
+    publish.publish_export(record, files, paths.export_record.parent, exports, merged=found)
+
+
+def _ends(folder: Path | None) -> list[int]:
+    """Return the tokens that end a generation, by a model's settings."""
+    settings = folder and folder / "generation_config.json"
+    ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
+    return ends if isinstance(ends, list) else [ends] if ends is not None else []
 
 
 def _failing_environments(stage: Stage) -> list[str]:

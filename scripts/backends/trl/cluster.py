@@ -33,7 +33,6 @@ from scripts.processes import PARENT, end_session
 from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job, client_environment, retry_unreachable, show, step_command
 
-Run = Callable[[Path], None]
 NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Command failed|[Ee]rror: ")
 
 
@@ -44,7 +43,7 @@ def train_here(job: TrainingJob) -> None:
     import_module("scripts.backends.trl.train").train_rank(job)
 
 
-def train_apart(job: TrainingJob, run: Run) -> None:
+def train_apart(job: TrainingJob, run: Callable[[Path], None]) -> None:
     """Train a stage in `job.ranks` processes, started by `run` for the attempt's directory.
 
     Requests to `job.stop` reach the ranks, and a rank's reason to stop ends in `job.stop`. Errors of `run` pass,
@@ -70,29 +69,25 @@ def train_apart(job: TrainingJob, run: Run) -> None:
         raise failure
 
 
-def in_processes(job: TrainingJob) -> Run:
-    """Return a `run` for this node: torchrun, which ends all processes when one fails."""
-
-    def run(place: Path) -> None:
-        command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.pickle")]
-        environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-        environment[PARENT] = str(os.getpid())
-        torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
-        if torchrun.returncode == 0:
-            return
-        if failures := [RankError(*read_json(file)) for file in place.glob("failed_*")]:
-            raise explain({error.rank: error for error in failures}, place)
-        killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
-        if killed is None:
-            raise LongError(f"{job.stage}: torchrun ended with status {torchrun.returncode}:\n{torchrun.stderr}")
-        name = signal.Signals(int(killed[1])).name
-        raise CutOffError(f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory")
-
-    return run
+def in_processes(job: TrainingJob, place: Path) -> None:
+    """Run torchrun on this node, which ends all processes when one fails."""
+    command = [sys.executable, "-m", "scripts.backends.trl.ranks", str(job.processes), str(place / "job.pickle")]
+    environment = os.environ | {"OMP_NUM_THREADS": str(job.threads), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    environment[PARENT] = str(os.getpid())
+    torchrun = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    if torchrun.returncode == 0:
+        return
+    if failures := [RankError(*read_json(file)) for file in place.glob("failed_*")]:
+        raise explain({error.rank: error for error in failures}, place)
+    killed = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", torchrun.stderr)
+    if killed is None:
+        raise LongError(f"{job.stage}: torchrun ended with status {torchrun.returncode}:\n{torchrun.stderr}")
+    name = signal.Signals(int(killed[1])).name
+    raise CutOffError(f"rank {killed[2]} was killed ({name}), by somebody or by the system for lack of memory")
 
 
-def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
-    """Return a `run` for the nodes of a Slurm job: one job step of `ray symmetric-run`, the driver on its head.
+def on_cluster(job: TrainingJob, allocation: Allocation, place: Path) -> None:
+    """Run a job step of `ray symmetric-run` on the nodes of a Slurm job, the driver on its head.
 
     Ray prints to ``<stage>/logs/ray-<job>/ray-<node>.log``. `ray symmetric-run` begins and ends with `ray stop`, so
     a node holds one Ray cluster of a user at a time.
@@ -102,26 +97,22 @@ def on_cluster(job: TrainingJob, allocation: Allocation) -> Run:
         raise UserError(f"{job.stage}: {job.nodes} nodes need a Slurm job and a site with a slurm section")
     again = f"-{slurm_job.restarts + 1}" if slurm_job.restarts else ""
     logs = (job.stage_directory / "logs" / f"ray-{slurm_job.id}{again}").absolute()
-
-    def run(place: Path) -> None:
-        shutil.rmtree(logs, ignore_errors=True)
-        logs.mkdir(parents=True)
-        command, environment = symmetric_run(job, slurm_job, site.slurm, place / "job.pickle", logs)
-        (place / "output").touch()
-        with (logs / "step.log").open("w") as log, (place / "output").open(encoding="utf-8") as lines:
-            step = subprocess.Popen(  # noqa: S603
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-            try:
-                while step.poll() is None:
-                    time.sleep(0.2)
-                    print(lines.read(), end="", flush=True)
-            finally:
-                end_session(step, grace=10)
-            print(lines.read(), end="", flush=True)
-        raise_outcome(place, logs)
-
-    return run
+    shutil.rmtree(logs, ignore_errors=True)
+    logs.mkdir(parents=True)
+    command, environment = symmetric_run(job, slurm_job, site.slurm, place / "job.pickle", logs)
+    (place / "output").touch()
+    with (logs / "step.log").open("w") as log, (place / "output").open(encoding="utf-8") as lines:
+        step = subprocess.Popen(  # noqa: S603
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            while step.poll() is None:
+                time.sleep(0.2)
+                print(lines.read(), end="", flush=True)
+        finally:
+            end_session(step, grace=10)
+        print(lines.read(), end="", flush=True)
+    raise_outcome(place, logs)
 
 
 def symmetric_run(

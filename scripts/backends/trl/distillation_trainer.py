@@ -19,7 +19,7 @@ from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ROLLOUT_SECONDS
 from scripts.backends.trl.grpo_trainer import sampling_arguments, set_sampler, with_pictures
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
-from scripts.backends.trl.skipping import split_by_length
+from scripts.backends.trl.skipping import some_rows, split_by_length
 from scripts.model.loading import fill_model, load_model
 
 TEACHER = "teacher"
@@ -117,7 +117,7 @@ class TurnsTrainer(DistillationTrainer):
                 config=unwrapped_student.config,
                 get_output_embeddings=lambda: SimpleNamespace(weight=weight, bias=head.bias),
             )
-            part = unsplit_pixel_values_by_grid({name: _of_rows(value, rows) for name, value in by_row.items()})
+            part = unsplit_pixel_values_by_grid({name: some_rows(value, rows) for name, value in by_row.items()})
             sums.append(super()._compute_loss(student, part, num_items_in_batch))
             divergence = sums[-1][0].detach() * num_items_in_batch / sums[-1][2].clamp(min=1)
             self._metrics["train"][f"{DIVERGENCE_PREFIX}{self._names[self._turn]}"].append(divergence.item())
@@ -128,10 +128,3 @@ class TurnsTrainer(DistillationTrainer):
         if isinstance(model, SimpleNamespace):
             return model.hidden
         return super()._get_last_hidden_state(model, *arguments, **options)
-
-
-def _of_rows(value: Any, rows: torch.Tensor) -> Any:
-    """Return some rows of a batch's tensor or list; a number is of all rows."""
-    if isinstance(value, list):
-        return [value[row] for row in rows.tolist()]
-    return value[rows] if getattr(value, "ndim", 0) else value

@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
-from scripts.backends.trl.policy import Lora
 from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_of
 from scripts.model.lengths import TokenCounter
 from scripts.recipe.strict import nearest
@@ -35,14 +33,10 @@ def unlikely_settings(stage: Stage) -> Iterator[str]:
     for key, sampling in samplers.items():
         if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
             yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
-    yield from _unknown_layers(model, config.policy.lora)
-
-
-def _unknown_layers(model: Path, lora: Lora | None) -> Iterator[str]:
-    names = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors_of(model) if "norm" not in name}
-    for target in lora.target_modules if lora else ():
-        if target.rpartition(".")[2] not in names:
-            yield f"policy.lora.target_modules: no layer of the model is named {target}{nearest(target, names)}"
+    layers = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors_of(model) if "norm" not in name}
+    for target in config.policy.lora.target_modules if config.policy.lora else ():
+        if target.rpartition(".")[2] not in layers:
+            yield f"policy.lora.target_modules: no layer of the model is named {target}{nearest(target, layers)}"
 
 
 def cut_answers(stage: Stage) -> Iterator[str]:

@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import TrlConfig
 from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
@@ -98,7 +97,7 @@ class GrpoLoss(Strict):
 class GrpoTraining(RolloutTraining):
     """Reinforcement learning."""
 
-    trainer = "scripts.backends.trl.grpo_trainer"
+    trainer = "scripts.backends.trl.grpo_trainer:make_trainer"
     metrics = RolloutTraining.metrics | {
         "reward": "reward_mean",
         "reward_std": "reward_std",
@@ -116,11 +115,6 @@ class GrpoTraining(RolloutTraining):
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
     gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
-
-    @property
-    def rows_per_step(self) -> int:
-        """Prompts in a step."""
-        return self.grpo.num_prompts_per_step
 
     @property
     def samples_per_step(self) -> int:
@@ -145,7 +139,7 @@ class GrpoTraining(RolloutTraining):
     @property
     def shared_by_processes(self) -> dict[str, int | None]:
         """The batch of an update, and the prompts of a step, rewarded in whole groups."""
-        return super().shared_by_processes | {"grpo.num_prompts_per_step": self.grpo.num_prompts_per_step}
+        return {"policy.train_global_batch_size": self.policy.train_global_batch_size} | super().shared_by_processes
 
     @model_validator(mode="after")
     def _batches_add_up(self) -> "GrpoTraining":
@@ -158,14 +152,9 @@ class GrpoTraining(RolloutTraining):
         return self
 
 
-class GrpoConfig(TrlConfig, GrpoTraining):
-    """The resolved config of GRPO."""
-
-
 class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
-    config_model = GrpoConfig
     WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
     ROLES = (REWARD_MODEL,)

@@ -24,8 +24,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.grpo import REWARD_MODEL
-from scripts.backends.trl.measuring import MeasuringTrainer
-from scripts.backends.trl.rewarding import rewards_of
+from scripts.backends.trl.measuring import MeasuringTrainer, rewards_of
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
 from scripts.backends.trl.skipping import split_by_length
 from scripts.errors import UserError
@@ -39,7 +38,6 @@ ONE_MESSAGE = ""
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
     """Make the trainer of GRPO on prompts in file order."""
-    grpo = job.config.grpo
     start, rows = start_and_rows(job)
     factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
     if factories:
@@ -58,11 +56,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     if REWARD_MODEL in job.roles:
         trainer.reward_func_names[len(weights) - 1] = REWARD_MODEL
-    trainer.longest_prompt = job.config.longest_prompt
-    trainer.grpo = grpo
+    trainer.stage = job.config
     by_length = partial(split_by_length, updates=job.config.updates_per_step)
     trl_grpo.split_tensor_dict = by_length if job.config.policy.skip_padding else split_tensor_dict
-    trainer.corrects_sampling = job.config.loss_fn.use_importance_sampling_correction
     set_sampler(trainer, job)
     return trainer
 
@@ -122,6 +118,7 @@ def _with_tools(rows: Dataset) -> Dataset:
 
 def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
     grpo, loss = job.config.grpo, job.config.loss_fn
+    level = "sequence" if loss.sequence_level_importance_ratios else "token"
     is_scaled_by_trl = grpo.normalize_rewards and not grpo.use_leave_one_out_baseline
     return GRPOConfig(
         steps_per_generation=job.config.updates_per_step * shares_of(job)[1],
@@ -130,16 +127,13 @@ def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
         epsilon=loss.ratio_clip_min,
         epsilon_high=loss.ratio_clip_max,
         delta=loss.ratio_clip_c,
-        importance_sampling_level="sequence" if loss.sequence_level_importance_ratios else "token",
+        importance_sampling_level=level,
         loss_type="dapo" if loss.token_level_loss else "grpo",
         scale_rewards="group" if is_scaled_by_trl else "none",
         reward_weights=reward_weights,
         multi_objective_aggregation=grpo.multi_objective_aggregation,
         mask_truncated_completions=grpo.overlong_filtering,
-        num_iterations=1,
-        vllm_importance_sampling_mode="sequence_truncate"
-        if loss.sequence_level_importance_ratios
-        else "token_truncate",
+        vllm_importance_sampling_mode=f"{level}_truncate",
         vllm_importance_sampling_clip_max=loss.truncated_importance_sampling_ratio or math.inf,
         **sampling_arguments(job),
         **shared_arguments(job),

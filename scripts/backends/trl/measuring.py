@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with rewards by environments, more measures and another baseline."""
+"""TRL's GRPOTrainer with rewards by environments and a reward model, more measures and another baseline."""
 
 import json
 import time
@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
-from scripts.backends.trl.grpo import ENVIRONMENT_PREFIX, MISMATCH, REWARD_SECONDS, ROLLOUT_SECONDS, UNJUDGED, Grpo
+from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl import grpo
 from scripts.errors import UserError, warn
+from scripts.model.loading import load_model
+from scripts.model.processor import load_processor
 from scripts.rewards.episode import Episode, episode_response
 from scripts.rewards.registry import reward_groups
 from scripts.rewards.verdict import Unjudged
+from scripts.rows.prompts import render
 
 Completion = str | list[dict[str, Any]]
 
@@ -21,13 +25,10 @@ Completion = str | list[dict[str, Any]]
 class MeasuringTrainer(GRPOTrainer):
     """GRPO with the seconds of a step's rollouts, and vLLM's distance from the trainer.
 
-    TRL measures the distance only to weight the loss by it; without `corrects_sampling` the weight is set back to
-    1.
+    TRL measures the distance only to weight the loss by it; where the stage does not ask for that, the weight is 1.
     """
 
-    corrects_sampling = False
-    longest_prompt: int
-    grpo: Grpo
+    stage: grpo.GrpoTraining
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Tokenize texts without special tokens, since the chat template prints the first token."""
@@ -35,11 +36,11 @@ class MeasuringTrainer(GRPOTrainer):
             return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
         tokenized = super()._tokenize_prompts(prompts)
         longest = max(range(len(prompts)), key=lambda place: len(tokenized[0][place]))
-        if self.tools and len(tokenized[0][longest]) > self.longest_prompt:
+        if self.tools and len(tokenized[0][longest]) > self.stage.longest_prompt:
             raise UserError(
                 f"environment {self._batch_environments[longest]}: with what reset() adds, a prompt has "
                 f"{len(tokenized[0][longest])} tokens, but max_total_sequence_length less max_new_tokens leaves "
-                f"{self.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less"
+                f"{self.stage.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less"
             )
         return tokenized
 
@@ -54,23 +55,22 @@ class MeasuringTrainer(GRPOTrainer):
     def _calculate_rewards(self, *arguments: Any) -> torch.Tensor:
         started = time.monotonic()
         rewards = super()._calculate_rewards(*arguments)
-        self._metrics["train"][REWARD_SECONDS].append(time.monotonic() - started)
+        self._metrics["train"][grpo.REWARD_SECONDS].append(time.monotonic() - started)
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()
         output = super()._generate_and_score_completions(inputs)
-        self._metrics["train"][ROLLOUT_SECONDS].append(time.monotonic() - started)
-        if self.grpo.use_leave_one_out_baseline:
-            output["advantages"] = leave_one_out(
-                output["advantages"], self.num_generations, self.grpo.normalize_rewards
-            )
+        self._metrics["train"][grpo.ROLLOUT_SECONDS].append(time.monotonic() - started)
+        if self.stage.grpo.use_leave_one_out_baseline:
+            normalize = self.stage.grpo.normalize_rewards
+            output["advantages"] = leave_one_out(output["advantages"], self.num_generations, normalize)
         if self.use_vllm:
             sampled = output["completion_mask"] * output.get("tool_mask", 1)
             measured = mismatch(output["old_per_token_logps"], output["sampling_per_token_logps"], sampled)
             for name, value in measured.items():
                 self._metrics["train"][name].append(value)
-            if not self.corrects_sampling:
+            if not self.stage.loss_fn.use_importance_sampling_correction:
                 output["importance_sampling_ratio"] = torch.ones_like(output["importance_sampling_ratio"])
         return output
 
@@ -101,7 +101,7 @@ def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -
         return {}
     ratio = log_ratio.exp()
     measures = (log_ratio.abs().exp(), ratio - log_ratio - 1, ratio)
-    return {name: values.mean().item() for name, values in zip(MISMATCH, measures, strict=True)}
+    return {name: values.mean().item() for name, values in zip(grpo.MISMATCH, measures, strict=True)}
 
 
 def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
@@ -127,14 +127,14 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
         groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
         for (fields, _), group in zip(groups, rewards, strict=True):
-            log_metric(f"{ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
+            log_metric(f"{grpo.ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
         values = [value for group in rewards for value in group]
         unjudged = [
             f"{split}:{line[place] if line else '?'}: {value.why}"
             for place, value in enumerate(values)
             if isinstance(value, Unjudged)
         ]
-        log_metric(UNJUDGED, len(unjudged) / len(values))
+        log_metric(grpo.UNJUDGED, len(unjudged) / len(values))
         if unjudged and not warned:
             warned.extend(unjudged)
             warn(
@@ -151,3 +151,39 @@ def _response(completion: Completion, episode: Any) -> str:
     if isinstance(episode, Episode):
         return episode_response(completion, episode)
     return completion if isinstance(completion, str) else completion[0]["content"]
+
+
+MARK = "an answer"
+
+
+class EndedTexts:
+    """A tokenizer that ends each text as the chat template ends an answer.
+
+    TRL gives a reward model the texts of prompts and responses, which lack the end that the model learnt to score at.
+    """
+
+    def __init__(self, tokenizer: Any, **variables: Any) -> None:
+        self.tokenizer, self.pad_token_id = tokenizer, tokenizer.pad_token_id
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": MARK}]
+        self.end = render(said, tokenizer, **variables).rpartition(MARK)[2]
+
+    def __call__(self, text: list[str], **options: Any) -> Any:
+        """Tokenize the ended texts."""
+        return self.tokenizer(text=[each + self.end for each in text], **options)
+
+
+def rewards_of(job: TrainingJob, in_messages: bool) -> tuple[list[Callable[..., Any]], list[Any], list[float]]:
+    """Return a stage's rewards, the tokenizers of reward models among them (else None), and the weights.
+
+    `in_messages`: TRL has prompts and responses as messages, and renders them itself.
+    """
+    config, folder = job.config, job.roles.get(grpo.REWARD_MODEL)
+    by_environment = environment_reward(config.grpo.num_generations_per_prompt, job.train_split)
+    if folder is None:
+        return [by_environment], [None], [1.0]
+    model, tokenizer = load_model(folder, getattr(torch, config.policy.precision)), load_processor(folder)
+    reads = tokenizer if in_messages else EndedTexts(tokenizer, **config.policy.tokenizer.chat_template_kwargs)
+    weights = config.grpo.reward_weights
+    rewards = [(by_environment, None, weights.environment), (model, reads, weights.reward_model)]
+    functions, readers, shares = zip(*(each for each in rewards if each[2]), strict=True)
+    return list(functions), list(readers), list(shares)

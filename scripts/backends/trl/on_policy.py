@@ -1,20 +1,52 @@
-"""Settings of algorithms that train on responses sampled from the policy."""
+"""Settings of algorithms that train on responses sampled from the policy, and of distillation; grpo.py has GRPO's."""
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Parts, TrlSettings, TrlTraining
-from scripts.backends.trl.generation import Generation
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
 from scripts.recipe.model import RandomModel
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.sampling import Sampling
+from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.teachers import Teaching
 from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
     from scripts.recipe.site import Site
+
+
+class VllmEngine(Strict):
+    """vLLM in the training processes, on their GPUs. May change no weight but for rounding and random numbers."""
+
+    gone: ClassVar = {"enforce_eager": "leave it out; vLLM compiles on a GPU, and never on a CPU"}
+
+    tensor_parallel_size: PositiveInt = Field(1, description="Processes that share an engine; divides their number.")
+    gpu_memory_utilization: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """vLLM's share of a GPU's memory; none: 0.3."""
+    enable_sleep_mode: bool = Field(False, description="Give the memory back during updates.")
+
+
+class Generation(Sampling):
+    """Sampling of rollouts."""
+
+    gone: ClassVar = {
+        "paged": "leave it out; backend: vllm samples by paged attention",
+        "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
+    }
+
+    PLACING = ("vllm_cfg",)
+    ADDED = ("top_k", "min_p", "stop_token_ids", "max_tool_calling_iterations")
+
+    backend: Literal["transformers", "vllm"] = "transformers"
+    """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
+    vllm_cfg: VllmEngine = VllmEngine()
+
+    @model_validator(mode="after")
+    def _fits_its_sampler(self) -> "Generation":
+        if self.backend != "vllm" and self.vllm_cfg != VllmEngine():
+            raise invalid("vllm_cfg is for backend: vllm")
+        return self
 
 
 class RolloutPolicy(Policy):
@@ -48,6 +80,21 @@ class RolloutTraining(TrlTraining):
         return self.policy.generation.backend == "vllm"
 
     @property
+    def rows_per_step(self) -> int:
+        """Prompts in a step."""
+        return self.section.num_prompts_per_step
+
+    @property
+    def shared_by_processes(self) -> dict[str, int | None]:
+        """The prompts of a step, each taken with all its responses."""
+        return {f"{self.algorithm}.num_prompts_per_step": self.rows_per_step}
+
+    @property
+    def needs_export(self) -> str | None:
+        """The reason why a fresh model cannot be the start; None: a fresh model can."""
+        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
+
+    @property
     def longest_prompt(self) -> int:
         """Tokens of a prompt, at most."""
         return self.policy.max_total_sequence_length - self.policy.generation.max_new_tokens
@@ -56,27 +103,6 @@ class RolloutTraining(TrlTraining):
     def longest_row(self) -> int:
         """Tokens of a trained prompt, at most."""
         return self.data.max_input_seq_length or self.longest_prompt
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Render prompts, with the tools of the rows' environments."""
-        from scripts.backends.trl.tokenization import PROMPTS, render_prompts  # noqa: PLC0415
-        from scripts.rewards.registry import tool_schemas  # noqa: PLC0415
-
-        tools = tool_schemas(self.environments)
-        return PROMPTS, partial(
-            render_prompts,
-            processor=processor,
-            max_length=self.longest_prompt,
-            keep_to=self.data.max_input_seq_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            **({"tools": tools} if tools else {}),
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return the prompt."""
-        from scripts.backends.trl.tokenization import token_ids  # noqa: PLC0415
-
-        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
 
     @model_validator(mode="after")
     def _leaves_room_for_prompts(self) -> "RolloutTraining":
@@ -115,11 +141,56 @@ class RolloutSettings(TrlSettings):
                 f"stages.{name}.policy.generation.backend",
             )
 
-    @property
-    def needs_export(self) -> str | None:
-        """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
-
     def python_on(self, site: "Site") -> str:
         """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
         return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
+
+
+class Distillation(Teaching):
+    """On-policy distillation (arXiv:2306.13649): the student's own responses, a teacher's word on every token."""
+
+    num_prompts_per_step: PositiveInt = Field(description="Prompts in a step, with a response each.")
+    max_num_steps: PositiveInt
+
+
+class DistillationLoss(Strict):
+    """The divergence of teacher and student over the whole vocabulary, mean over the tokens of a step's responses."""
+
+    kl_type: Literal["forward", "reverse", "jsd"] = "reverse"
+    """Forward KL(teacher, student); reverse KL(student, teacher) (MiniLLM, arXiv:2306.08543); or generalized JSD."""
+    beta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Of jsd, the teacher's share of the mixture; near 0 it is like forward, near 1 like reverse; none: 0.5."""
+
+    @property
+    def weight(self) -> float:
+        """TRL's `beta`."""
+        return {"forward": 0.0, "reverse": 1.0}.get(self.kl_type, self.beta or 0.5)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "DistillationLoss":
+        if self.beta is not None and self.kl_type != "jsd":
+            raise invalid("beta is for kl_type: jsd; leave it out")
+        return self
+
+
+class DistillationTraining(RolloutTraining):
+    """Distillation."""
+
+    trainer = "scripts.backends.trl.distillation_trainer:make_trainer"
+
+    algorithm: Literal["distillation"]
+    distillation: Distillation
+    loss_fn: DistillationLoss = DistillationLoss()
+
+
+class DistillationSettings(RolloutSettings, DistillationTraining):
+    """A stage of distillation."""
+
+    ROLES = ("teachers",)
+
+    teachers: dict[Name, Name] = Field({}, description="The teachers' starts by role, such as stages.")
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
+        super().check_in(recipe, name)
+        self.distillation.check_in(recipe, name)

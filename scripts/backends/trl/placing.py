@@ -7,8 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithm import TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.bfloat16 import computes_bfloat16
@@ -166,7 +165,7 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
         return "", True
     (capacity, where), (tokens, are_counted) = _capacity(stage, site), longest_sequence(stage, model)
     placed = ranks_on(site, stage)[1], None if site.accelerator == "cpu" else capacity or 0
-    frozen = _teacher(stage, shape, site) | _reward_model(stage, site)
+    frozen = _frozen(stage, shape, site)
     parts = estimate(shape, stage.settings, tokens, *placed) | frozen
     needed, told = sum(parts.values()), ", ".join(f"{name} {amount(size)}" for name, size in parts.items() if size)
     of = "tokens of its longest row" if are_counted else "tokens, the limit of a row"
@@ -179,24 +178,17 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
     return f"{says}, but {where} has {amount(capacity)}; {LESS} (docs/memory.md)", False if is_hopeless else None
 
 
-def _teacher(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
-    """Return the bytes of the stage's largest teacher, the one in memory; one not yet there is taken for a `shape`."""
-    teachers = {folder for role, folder in stage.role_exports.items() if role.startswith("teachers.")}
-    if not teachers:
-        return {}
-    width = 2 if site.accelerator != "cpu" else _width(stage.config.policy, "cpu")
-    found = [tensors_of(folder).values() for folder in teachers if (folder / "config.json").is_file()]
-    sizes = [sum(math.prod(widths) for _, widths in tensors) for tensors in found]
-    return {"teacher": width * max(sizes, default=shape.parameters)}
+def _frozen(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
+    """Return the bytes of a stage's largest teacher, the one in memory, or of its reward model, whole in every process.
 
-
-def _reward_model(stage: Stage, site: Site) -> dict[str, float]:
-    """Return the bytes of a stage's reward model, whole in every process; nothing before there is one."""
-    folder = stage.role_exports.get("reward_model")
-    if folder is None or not (folder / "config.json").is_file():
-        return {}
+    A teacher that is not there yet is taken for a `shape`, a reward model for nothing.
+    """
+    there = [folder for folder in stage.role_exports.values() if (folder / "config.json").is_file()]
+    counts = [sum(math.prod(widths) for _, widths in tensors_of(folder).values()) for folder in there]
     width = _width(stage.config.policy, site.accelerator)
-    return {"reward model": width * Shape.of_folder(folder).parameters}
+    if stage.config.algorithm == "distillation":
+        return {"teacher": (2 if site.accelerator != "cpu" else width) * max(counts, default=shape.parameters)}
+    return {"reward model": width * sum(counts)}
 
 
 def _width(policy: Policy, device: str) -> int:
@@ -212,9 +204,8 @@ def _capacity(stage: Stage, site: Site) -> tuple[float | None, str]:
     asked = site.resources_of(stage.name, stage.settings).mem_mb * 1e6 if site.slurm else 0
     if site.slurm and not asked:
         return None, ""
-    return (
-        asked or memory_of_machine()
-    ) / site.processes_on_node, "the job (resources.mem_mb)" if asked else "this machine"
+    where = "the job (resources.mem_mb)" if asked else "this machine"
+    return (asked or memory_of_machine()) / site.processes_on_node, where
 
 
 def memory_of_machine() -> float:

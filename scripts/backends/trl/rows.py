@@ -16,19 +16,12 @@ from pathlib import Path
 import pyarrow as pa
 from datasets import Dataset
 
+from scripts import files
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import tokenization
 from scripts.backends.trl.ranks import as_rank_0_says, rank
 from scripts.backends.trl.tokenization import lines_of
 from scripts.errors import UserError
-from scripts.files import (
-    canonical_json,
-    describe_files,
-    explain_write_errors,
-    replace_directory,
-    sha256_file,
-    sha256_text,
-)
 from scripts.records import Manifest, read_record
 from scripts.rows import examples, kinds, messages, prompts
 
@@ -67,18 +60,18 @@ def _key(split: str, count: int, prepare: partial) -> str:
             "split": split,
             "rows": count,
             "settings": settings,
-            "processor": describe_files(Path(folder)),
-            "code": [sha256_file(Path(file)) for file in (inspect.getfile(prepare.func), *CODE)],
+            "processor": files.describe_files(Path(folder)),
+            "code": [files.sha256_file(Path(file)) for file in (inspect.getfile(prepare.func), *CODE)],
             "libraries": [version(name) for name in LIBRARIES],
         }
-    return sha256_text(canonical_json(facts))[:16]
+    return files.sha256_text(files.canonical_json(facts))[:16]
 
 
 def _write(file: Path, job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> None:
     lines, done, cut, said = lines_of(job.train_split), 0, 0, time.monotonic()
     with (
-        explain_write_errors(file.parent),
-        replace_directory(file.parent) as fresh,
+        files.explain_write_errors(file.parent),
+        files.replace_directory(file.parent) as fresh,
         (fresh / file.name).open("wb") as output,
         pa.ipc.new_stream(output, schema) as writer,
     ):

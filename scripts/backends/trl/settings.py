@@ -1,12 +1,9 @@
 """The stages of backend `trl`, by algorithm."""
 
-from scripts.backends.trl.distillation import DistillationSettings
-from scripts.backends.trl.dpo import DpoSettings, MpoSettings
 from scripts.backends.trl.grpo import GrpoSettings
-from scripts.backends.trl.kto import KtoSettings
 from scripts.backends.trl.merging import MergeSettings
-from scripts.backends.trl.reward import RewardSettings
-from scripts.backends.trl.sft import SftSettings
+from scripts.backends.trl.offline import DpoSettings, KtoSettings, MpoSettings, RewardSettings, SftSettings
+from scripts.backends.trl.on_policy import DistillationSettings
 
 STAGES = {
     "sft": SftSettings,

@@ -15,17 +15,18 @@ from accelerate.utils import DistributedType
 from datasets import Dataset
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer, TrainingArguments
+from torch.utils._pytree import tree_map
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Trainer
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import as_rank_0_says, rank
 from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.tokenization import preparation_of
 from scripts.errors import UserError
 from scripts.model.bfloat16 import computes_bfloat16
-from scripts.model.loading import class_of
+from scripts.model.loading import class_of, fresh_model
 from scripts.model.processor import load_processor, use_template
-from scripts.model.random_init import fresh_model
 
 SHARDING = {
     "fsdp": True,
@@ -65,10 +66,7 @@ def sample_in_step(trainer: Trainer) -> None:
 
 def save_whole(trainer: Trainer, folder: str) -> None:
     """Save all moments, as a process alone would, and the schedule."""
-    state = trainer.optimizer.state_dict()
-    state["state"] = {
-        number: {name: _whole(value) for name, value in moments.items()} for number, moments in state["state"].items()
-    }
+    state = tree_map(_whole, trainer.optimizer.state_dict())
     if rank() == 0:
         torch.save(state, Path(folder) / OPTIMIZER_NAME)
         torch.save(trainer.lr_scheduler.state_dict(), Path(folder) / SCHEDULER_NAME)
@@ -103,11 +101,6 @@ def _share(value: Any, parameter: torch.Tensor) -> Any:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-# Transformers below 5.20, which vLLM wants, knows the older name alone.
-_NAMES = ("activation_checkpointing", "gradient_checkpointing")
-CHECKPOINTING = next(name for name in _NAMES if name in TrainingArguments.__dataclass_fields__)
-
-
 def shared_arguments(job: TrainingJob) -> dict[str, Any]:
     """Return the arguments of every trainer. TRL counts updates where a stage counts steps."""
     config, placing = job.config, job.settings.policy.dtensor_cfg
@@ -128,18 +121,14 @@ def shared_arguments(job: TrainingJob) -> dict[str, Any]:
         "adam_beta2": optimizer.adam_beta2,
         "max_grad_norm": optimizer.clip_grad,
         "seed": config.seed,
-        "data_seed": config.seed,
+        "train_sampling_strategy": "sequential",
         "model_init_kwargs": start_options(job),
         "remove_unused_columns": False,
-        "gradient_checkpointing": False,
-        CHECKPOINTING: placing.activation_checkpointing,
+        "gradient_checkpointing": placing.activation_checkpointing,  # the name in vLLM's transformers too
         "bf16": policy.precision == "bfloat16",
         "use_cpu": job.accelerator == "cpu",
-        "dataloader_num_workers": 0,
         "dataloader_pin_memory": job.accelerator != "cpu",
-        "save_strategy": "steps",
         "save_steps": job.settings.checkpointing.save_period * updates,
-        "logging_strategy": "steps",
         "logging_steps": updates,
         "logging_nan_inf_filter": False,
         "report_to": list(job.report_to) or "none",
@@ -186,19 +175,15 @@ def go_on_by_the_config(trainer: Trainer, job: TrainingJob) -> None:
     load = trainer._load_optimizer_and_scheduler
 
     def loaded(folder: str | None) -> None:
-        own = [{name: value for name, value in group.items() if name != "params"} for group in _groups(trainer)]
+        own = [dict(group) for group in trainer.optimizer.param_groups]
         load(folder)
         schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
         schedule.base_lrs = [group["initial_lr"] for group in own]
-        for group, settings, share in zip(_groups(trainer), own, schedule.lr_lambdas, strict=True):
+        for group, settings, share in zip(trainer.optimizer.param_groups, own, schedule.lr_lambdas, strict=True):
             group.update(settings, lr=settings["initial_lr"] * share(schedule.last_epoch))
-        schedule._last_lr = [group["lr"] for group in _groups(trainer)]
+        schedule._last_lr = [group["lr"] for group in trainer.optimizer.param_groups]
 
     trainer._load_optimizer_and_scheduler = loaded
-
-
-def _groups(trainer: Trainer) -> list[dict[str, Any]]:
-    return trainer.optimizer.param_groups
 
 
 def shares_of(job: TrainingJob) -> tuple[int, int]:
@@ -265,7 +250,7 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
         model, processor = fresh_model(config)
     else:
         model, processor = str(parent), use_template(load_processor(parent), config.chat_template)
-    rows = training_rows(job, job.planned * config.rows_per_step, *config.prepare(processor))
+    rows = training_rows(job, job.planned * config.rows_per_step, *preparation_of(config, processor))
     if job.begun:
         whole = len(rows) // config.rows_per_step * config.rows_per_step
         first = job.begun * config.rows_per_step % whole
@@ -273,10 +258,8 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
     return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
 
 
-def train_adapters_in_float32(model: Any, job: TrainingJob) -> None:
-    """Hold adapters over 4 bits in float32, like all trained weights; TRL rounds new adapters."""
-    if job.config.policy.lora is None or job.config.policy.lora.quantization is None:
-        return
+def train_in_float32(model: Any) -> None:
+    """Hold all trained weights in float32; TRL rounds new adapters over 4 bits."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

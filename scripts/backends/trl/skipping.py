@@ -93,8 +93,15 @@ def split_by_length(batch: dict[str, Any], count: int, updates: int) -> list[dic
     return [_part(batch, rows) for rows in (lengths.argsort(dim=1, stable=True) + starts).view(count, -1)]
 
 
+def some_rows(value: Any, rows: torch.Tensor) -> Any:
+    """Return some rows of a batch's tensor or list; a number is of all rows."""
+    if isinstance(value, list):
+        return [value[row] for row in rows.tolist()]
+    return value[rows] if getattr(value, "ndim", 0) else value
+
+
 def _part(batch: dict[str, Any], rows: torch.Tensor) -> dict[str, Any]:
-    part = {name: value[rows] if getattr(value, "ndim", 0) else value for name, value in batch.items()}
+    part = {name: some_rows(value, rows) for name, value in batch.items()}
     prompt, response = (max(1, part[mask].sum(1).max()) for mask in ("prompt_mask", "completion_mask"))
     for name, value in part.items():
         if getattr(value, "ndim", 0) > 1:

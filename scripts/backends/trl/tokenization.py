@@ -5,6 +5,7 @@ is there once.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,8 +13,11 @@ import pyarrow as pa
 from jinja2 import TemplateError
 from PIL import Image
 
+from scripts.backends.tokens import runs
+from scripts.backends.trl.algorithm import TrlTraining
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
+from scripts.rewards.registry import tool_schemas
 from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
@@ -47,6 +51,35 @@ def lines_of(split: Path) -> Iterator[Line]:
     """Yield the lines of a split, in order."""
     for number, line, row in read_rows(split):
         yield Line(number, f"{split}:{number}", line.decode(), row)
+
+
+def preparation_of(config: TrlTraining, processor: Any) -> tuple[pa.Schema, partial]:
+    """Return the columns of a stage's rows, and a function from lines of a split to rows, by keyword arguments alone.
+
+    UserError for a distillation in environments with tools of their own.
+    """
+    told = {"processor": processor, "variables": config.policy.tokenizer.chat_template_kwargs}
+    if config.kind == "demonstrations":
+        told |= {"max_length": config.max_length, "assistant_only_loss": config.sft.assistant_only_loss}
+        return DEMONSTRATIONS, partial(tokenize_demonstrations, **told)
+    if config.kind == "prompts":
+        if (tools := tool_schemas(config.environments)) and config.algorithm == "distillation":
+            names = ", ".join(tools)
+            raise UserError(f"distillation plays no turns with an environment's tools; leave {names} out of the blend")
+        told |= {"max_length": config.longest_prompt, "keep_to": config.data.max_input_seq_length}
+        return PROMPTS, partial(render_prompts, **told, **({"tools": tools} if tools else {}))
+    told |= {"max_length": config.max_length, "cuts": config.policy.truncation_mode == "keep_start"}
+    told |= {"processor": tokenizer_of(processor), "kind": config.kind, "joined": config.joined}
+    return ANSWERS[config.kind], partial(tokenize_answers, **told)
+
+
+def parts_of(row: dict[str, Any], processor: Any) -> list[tuple[str, bool, list[int]]]:
+    """Return the parts of a prepared row, to be shown: name, whether learnt, tokens."""
+    if "labels" in row:
+        return list(runs(row["input_ids"], row["labels"], IGNORED))
+    if "prompt" in row:
+        return [("prompt", False, token_ids([row["prompt"]], processor)[0])]
+    return [(name.removesuffix("_ids"), name != "prompt_ids", row[name]) for name in row if name.endswith("_ids")]
 
 
 def tokenize_demonstrations(

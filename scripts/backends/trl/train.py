@@ -10,8 +10,8 @@ import time
 import warnings
 from collections import deque
 from functools import partial
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import accelerate.accelerator
@@ -20,20 +20,10 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments, se
 from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl import setup
 from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.placing import out_of_memory
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
-from scripts.backends.trl.setup import (
-    ShardingState,
-    go_on_by_the_config,
-    in_fast_precision,
-    is_sharded,
-    load_shares,
-    sample_in_step,
-    save_whole,
-    train_adapters_in_float32,
-    warm_up_from_first_step,
-)
 from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
@@ -73,21 +63,21 @@ def _train(job: TrainingJob) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
-    job = in_fast_precision(job)
+    job = setup.in_fast_precision(job)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
-    if is_sharded(job):
-        accelerate.accelerator.AcceleratorState = ShardingState
-    trainer = import_module(job.config.trainer).make_trainer(job)
-    train_adapters_in_float32(trainer.model, job)
-    warm_up_from_first_step(trainer, job)
+    if setup.is_sharded(job):
+        accelerate.accelerator.AcceleratorState = setup.ShardingState
+    trainer = resolve_name(job.config.trainer)(job)
+    setup.train_in_float32(trainer.model)
+    setup.warm_up_from_first_step(trainer, job)
     skip_padding(trainer, job)
     trainer.create_model_card = lambda *arguments, **options: None
-    if is_sharded(job):
-        sample_in_step(trainer)
-        trainer._save_optimizer_and_scheduler = partial(save_whole, trainer)
-        trainer._load_optimizer_and_scheduler = partial(load_shares, trainer)
+    if setup.is_sharded(job):
+        setup.sample_in_step(trainer)
+        trainer._save_optimizer_and_scheduler = partial(setup.save_whole, trainer)
+        trainer._load_optimizer_and_scheduler = partial(setup.load_shares, trainer)
     if job.continues:
-        go_on_by_the_config(trainer, job)
+        setup.go_on_by_the_config(trainer, job)
     if job.resume_from:
         # Before the weights are shared out; Trainer's loading expects the model's names, which LLaVA's files have not,
         # and skips missing weights.

@@ -1,14 +1,48 @@
-"""Settings of direct and mixed preference optimisation, and the tokens of answers."""
+"""Settings of algorithms that learn from written answers: SFT, DPO and MPO, KTO, reward models."""
 
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Parts, TrlConfig, TrlSettings, TrlTraining
-from scripts.backends.trl.policy import Policy
+from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
 from scripts.recipe.strict import Strict, invalid
-from scripts.rows.chat_format import tokenizer_of
+
+HELD_OUT = "held_out_accuracy"
+
+
+class SftPolicy(Policy):
+    """The policy of a supervised stage."""
+
+    gone: ClassVar = {"sequence_packing": "leave it out; train_micro_batch_size: 1 pads nothing"}
+
+    train_global_batch_size: PositiveInt = Field(description="Rows a step.")
+
+
+class Sft(Strict):
+    """Supervised fine-tuning on the assistant's tokens, rows in file order."""
+
+    ADDED = ("assistant_only_loss",)
+
+    max_num_steps: PositiveInt
+    assistant_only_loss: bool = Field(
+        False,
+        description="Learn every message of the assistant; false: the last alone. Needs {% generation %} in the "
+        "chat template, or rows whose tokens prove every message's begin and end.",
+    )
+
+
+class SftTraining(TrlTraining):
+    """Supervised fine-tuning."""
+
+    trainer = "scripts.backends.trl.offline_trainers:make_sft_trainer"
+
+    algorithm: Literal["sft"]
+    sft: Sft
+    policy: SftPolicy
+
+
+class SftSettings(TrlSettings, SftTraining):
+    """A stage of supervised fine-tuning."""
 
 
 class PreferencePolicy(Policy):
@@ -72,36 +106,13 @@ class Mpo(Dpo):
 class PreferenceTraining(TrlTraining):
     """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
-    trainer = "scripts.backends.trl.dpo_trainer"
+    trainer = "scripts.backends.trl.offline_trainers:make_dpo_trainer"
     joined: ClassVar[bool] = False
     """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
     has_reference = True
 
     policy: PreferencePolicy
-
-    def prepare(self, processor: Any) -> tuple[Any, partial]:
-        """Tokenize answers."""
-        from scripts.backends.trl.tokenization import ANSWERS, tokenize_answers  # noqa: PLC0415
-
-        return ANSWERS[self.kind], partial(
-            tokenize_answers,
-            processor=tokenizer_of(processor),
-            max_length=self.max_length,
-            variables=self.policy.tokenizer.chat_template_kwargs,
-            cuts=self.policy.truncation_mode == "keep_start",
-            kind=self.kind,
-            joined=self.joined,
-        )
-
-    def parts(self, row: dict[str, Any], processor: Any) -> Parts:
-        """Return prompt and answers."""
-        ids = {column.removesuffix("_ids"): row[column] for column in row if column.endswith("_ids")}
-        return [(name, name != "prompt", tokens) for name, tokens in ids.items() if tokens]
-
-
-class PreferenceSettings(TrlSettings):
-    """Settings of stages that learn from answers."""
 
     @property
     def needs_export(self) -> str | None:
@@ -116,14 +127,8 @@ class DpoTraining(PreferenceTraining):
     dpo: Dpo
 
 
-class DpoConfig(TrlConfig, DpoTraining):
-    """The resolved config of DPO."""
-
-
-class DpoSettings(PreferenceSettings, DpoTraining):
+class DpoSettings(TrlSettings, DpoTraining):
     """A stage of direct preference optimisation."""
-
-    config_model = DpoConfig
 
 
 class MpoTraining(PreferenceTraining):
@@ -133,11 +138,66 @@ class MpoTraining(PreferenceTraining):
     mpo: Mpo
 
 
-class MpoConfig(TrlConfig, MpoTraining):
-    """The resolved config of MPO."""
-
-
-class MpoSettings(PreferenceSettings, MpoTraining):
+class MpoSettings(TrlSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
 
-    config_model = MpoConfig
+
+class Kto(Strict):
+    """Kahneman-Tversky optimisation (arXiv:2402.01306), answers in file order."""
+
+    max_num_steps: PositiveInt
+    reference_policy_kl_penalty: PositiveFloat = Field(0.1, description="beta: the price of leaving the parent.")
+    loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """By TRL's name; apo_zero_unpaired (arXiv:2408.06266) compares with the parent's answer, not with the step's KL."""
+    desirable_weight: PositiveFloat = Field(1.0, description="Of wanted answers, where these are fewer or more.")
+    undesirable_weight: PositiveFloat = 1.0
+
+
+class KtoTraining(PreferenceTraining):
+    """Single answers with a label, a reference."""
+
+    trainer = "scripts.backends.trl.offline_trainers:make_kto_trainer"
+    sequences_per_row = 1
+
+    algorithm: Literal["kto"]
+    kto: Kto
+
+
+class KtoSettings(TrlSettings, KtoTraining):
+    """A stage of KTO."""
+
+
+class Reward(Strict):
+    """A reward model of a new head on the parent, by the Bradley-Terry loss (arXiv:2203.02155), pairs in file order."""
+
+    max_num_steps: PositiveInt
+    center_rewards_coefficient: NonNegativeFloat = Field(
+        0.0, description="Weight of a pair's squared sum of rewards, for a mean of 0 (arXiv:2312.09244)."
+    )
+
+
+class RewardTraining(PreferenceTraining):
+    """A reward model, which reads a conversation and gives its last token's state a score."""
+
+    trainer = "scripts.backends.trl.offline_trainers:make_reward_trainer"
+    has_reference = False
+    joined = True
+    metrics = TrlTraining.metrics | {"accuracy": "accuracy", HELD_OUT: "validation_accuracy"}
+
+    algorithm: Literal["reward"]
+    reward: Reward
+
+    @property
+    def needs_export(self) -> str | None:
+        """Say why the stage cannot start from a fresh model."""
+        return "a reward model is a new head on a trained model"
+
+    @model_validator(mode="after")
+    def _trains_all_weights(self) -> "RewardTraining":
+        if self.policy.lora is not None:
+            raise invalid("policy.lora is not for reward models, whose new head it would not train; leave it out")
+        return self
+
+
+class RewardSettings(TrlSettings, RewardTraining):
+    """A stage that trains a reward model."""
