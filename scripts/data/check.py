@@ -36,7 +36,7 @@ class Rules:
 
     def problem_of(self, row: dict[str, Any]) -> str | None:
         """Return the problem of a row; None for a good row."""
-        if self.form not in (None, form := self.kind.form(row)):
+        if self.form and self.form != (form := self.kind.form(row)):
             return f"$: is {form}, but the first row is {self.form}; a blend has one form"
         if not self.kind.is_rewarded:
             return self.kind.problem(row)
@@ -98,7 +98,8 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     """Check files in several processes; UserError with the table of all bad rows, if any."""
     with files[0].open("rb") as lines:
         rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
-        rules = replace(rules, form=next((rules.kind.form(row) for row in rows if isinstance(row, dict)), None))
+        if rules.kind.form and (first := next((row for row in rows if isinstance(row, dict)), None)) is not None:
+            rules = replace(rules, form=rules.kind.form(first))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     for path, part in in_order(partial(check_block, rules=rules), blocks, workers):

@@ -13,7 +13,6 @@ from scripts.evaluate.gate import words_of_stop
 from scripts.files import canonical_json, sha256_text, write_json
 from scripts.generated.asked import Prompt, prompts_of
 from scripts.generated.kept import Kept
-from scripts.generated.schemas import RESPONSES
 from scripts.installed import version_of
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
@@ -31,6 +30,16 @@ if TYPE_CHECKING:
 ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transformers", "vllm")}
 """The packages whose versions decide an engine's responses."""
 PLAN = "batches.json"
+RESPONSES = pa.schema(
+    {
+        "model": pa.int64(),  # its place in the source's `by`
+        "line": pa.int64(),  # of the prompt in its training split, from 1
+        "sample": pa.int64(),  # from 0
+        "response": pa.string(),
+        "tokens": pa.int64(),  # before the end token
+        "cut": pa.bool_(),  # by the length limit
+    }
+)
 
 
 class Engine(Protocol):

@@ -15,7 +15,7 @@ from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
 from scripts.files import open_atomically, read_json, sha256_text, write_json
 from scripts.generated.asked import prompts_in
-from scripts.generated.schemas import JUDGED
+from scripts.generated.judge import JUDGED
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Band, Best, Pairs
