@@ -13,8 +13,7 @@ from scripts.errors import LongError, UserError, shortened, warn
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
-from scripts.rows.blocks import Block, blocks_of
-from scripts.rows.jsonl import RowError, environment_named, key_of, row_or_error
+from scripts.rows.jsonl import Block, RowError, blocks_of, environment_named, key_of, row_or_error
 from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 

@@ -28,10 +28,9 @@ from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
 from scripts.rows.jsonl import RowError, listed
-from scripts.rows.kinds import KINDS
+from scripts.rows.kinds import KINDS, Row
 from scripts.rows.parallel import in_order
 
-Row = dict[str, Any]
 SHOWN = 20
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,

@@ -21,8 +21,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource, Rows
 from scripts.recipe.strict import nearest
-from scripts.rows.blocks import blocks_of
-from scripts.rows.jsonl import RowError, read_rows, row_or_error
+from scripts.rows.jsonl import RowError, blocks_of, read_rows, row_or_error
 from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import default_workers
 

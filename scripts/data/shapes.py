@@ -37,9 +37,8 @@ from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.bounds import bounded
 from scripts.rows.kinds import contract_of
-from scripts.rows.messages import closing_text, common_length
+from scripts.rows.messages import Row, closing_text, common_length
 
-Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")
 CONTENT = (*CONVERSATIONS, "prompt", "completion", "question", "answer", "chosen", "rejected")
 BESIDE = ("tools", "images", "image", "agent_ref")

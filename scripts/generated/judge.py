@@ -20,8 +20,7 @@ from scripts.records import ExportRecord, read_record
 from scripts.rewards.registry import register, register_gym, reward_groups
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.jsonl import environment_named
-from scripts.rows.kinds import Row
-from scripts.rows.messages import tools_of
+from scripts.rows.messages import Row, tools_of
 from scripts.rows.prompts import prompt_of, render
 from scripts.stage.tables import read_table, write_table
 

@@ -21,8 +21,7 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Band, Best, Pairs
 from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, read_record
-from scripts.rows.kinds import Row
-from scripts.rows.messages import tools_of
+from scripts.rows.messages import Row, tools_of
 from scripts.rows.prompts import prompt_for_reading, prompt_of
 from scripts.stage.tables import read_table
 

@@ -19,10 +19,9 @@ from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError, described
 from scripts.rows import kinds
-from scripts.rows.messages import shown_question
+from scripts.rows.messages import Row, shown_question
 from scripts.rows.request import PromptRow
 
-Row = dict[str, Any]
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}

@@ -6,7 +6,6 @@ such rows in ``scripts.data.shapes``. Tokenizers count and encode an `Example`, 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from msgspec import Struct
 
@@ -23,10 +22,8 @@ from scripts.rows.examples import (
     labelled_of,
     preference_of,
 )
-from scripts.rows.messages import messages_of, tools_of
+from scripts.rows.messages import Row, messages_of, tools_of
 from scripts.rows.request import PromptRow, problem_of
-
-Row = dict[str, Any]
 
 
 def contract_of(environment: str) -> type[PromptRow] | None:

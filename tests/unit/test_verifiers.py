@@ -20,7 +20,7 @@ from scripts.rewards.environments import (
     structured_outputs,
     tool_use,
 )
-from scripts.rewards.instructions import INSTRUCTIONS, obeys
+from scripts.rewards.environments.instruction_following import INSTRUCTIONS, obeys
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.response import FunctionCall, parse_calls
 from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
