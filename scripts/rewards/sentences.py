@@ -58,7 +58,7 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(_OPENING_QUOTE.sub("``", text).replace('"', "''"))
 
 
-def language(text: str) -> str | None:
+def language_of(text: str) -> str | None:
     """Return the ISO 639-1 code of a text's language (zh-cn, zh-tw for Chinese); None for a text without features."""
     try:
         return langdetect.detect(text)
@@ -67,6 +67,6 @@ def language(text: str) -> str | None:
 
 
 def languages() -> list[str]:
-    """List the codes that `language` may return."""
+    """List the codes that `language_of` may return."""
     langdetect.detector_factory.init_factory()
     return langdetect.detector_factory._factory.get_lang_list()

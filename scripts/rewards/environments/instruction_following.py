@@ -10,13 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from operator import ne
+from operator import eq, ne
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.sentences import count_sentences, language, languages, split_sentences, tokens
+from scripts.rewards.sentences import count_sentences, language_of, languages, split_sentences, tokens
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS
 from scripts.rows.request import PromptRow, Text, broken
@@ -46,30 +46,16 @@ def _letter_frequency(response: str, letter: str, let_frequency: int, let_relati
     return _compare(response.lower().count(letter.strip().lower()), let_relation, let_frequency)
 
 
-def _no_consecutive_initials(response: str) -> bool:
-    initials = [word[0].lower()[0] for word in response.split()]
-    return not any(ord(second) - ord(first) == 1 for first, second in pairwise(initials))
-
-
 def _keyword_position(response: str, keyword: str, n: int, m: int) -> bool:
     sentences = split_sentences(response)
     words = tokens(sentences[n - 1]) if 0 < n <= len(sentences) else []
     return 0 < m <= len(words) and words[m - 1] == keyword.strip()
 
 
-def _same_ends(response: str) -> bool:
-    words = tokens(response)
-    return len(words) > 1 and words[0].lower() == words[-1].lower()
-
-
 def _language(response: str, language: str) -> bool:
     if language not in languages():
         raise ValueError(f"language {language!r} is none of {', '.join(languages())}")
-    return _in_language(response, language)
-
-
-def _in_language(response: str, wanted: str) -> bool:
-    return language(response) in (wanted, None)
+    return language_of(response) in (language, None)
 
 
 def _paragraphs(response: str, mark: str) -> int | None:
@@ -89,19 +75,10 @@ def _nth_paragraph_first_word(response: str, num_paragraphs: int, nth_paragraph:
     return bool(words) and re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'))[0].lower() == first_word.lower()
 
 
-def _placeholders(response: str, num_placeholders: int) -> bool:
-    closed = (part for line in response.split("\n") for part in line.split("]")[:-1])
-    return sum("[" in part for part in closed) >= num_placeholders
-
-
 def _postscript(response: str, postscript_marker: str) -> bool:
     marker = postscript_marker.strip()
     pattern = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}.get(marker, re.escape(marker.lower()))
     return re.search(pattern, response.lower()) is not None
-
-
-def _bullets(response: str, num_bullets: int) -> bool:
-    return len(re.findall(r"^[^\S\n]*(?:-|\*(?!\*))", response, re.MULTILINE)) == num_bullets
 
 
 def _highlights(response: str, num_highlights: int) -> bool:
@@ -128,25 +105,10 @@ def _title(response: str) -> bool:
     return False
 
 
-def _sentence_hyphens(response: str) -> bool:
-    pairs = zip(response.split("-"), split_sentences(response.replace("-", " ")), strict=False)
-    return all(part == sentence for part, sentence in pairs)
-
-
 def _bigrams(response: str) -> bool:
     words = response.split()
     pairs = zip(words[::2], words[1::2], strict=False)
     return all(first.startswith("<<") and second.endswith(">>") for first, second in pairs)
-
-
-def _two_responses(response: str) -> bool:
-    filled = [part.strip() for part in response.split("******") if part.strip()]
-    return _paragraphs(response, "******") == 2 and filled[0] != filled[1]
-
-
-def _quotation(response: str) -> bool:
-    text = response.strip()
-    return len(text) > 1 and text[0] == '"' == text[-1]
 
 
 def _repeat_phrase(response: str, phrase: str, small_n: int) -> bool:
@@ -166,11 +128,6 @@ def _between(start: str, end: str, line: str) -> list[str]:
         place = last + len(end)
         found.append(line[first:place])
     return found
-
-
-def _copy_times(response: str, prompt_to_repeat: str, N: int) -> bool:
-    parts = response.split("******")
-    return len(parts) == N and all(_same(part, prompt_to_repeat) for part in parts)
 
 
 def _first_word(response: str, first_word: str) -> bool:
@@ -208,9 +165,13 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
         len(re.findall(r"\w+", response)), relation, num_words
     ),
     "length_constraints:nth_paragraph_first_word": _nth_paragraph_first_word,
-    "detectable_content:number_placeholders": _placeholders,
+    "detectable_content:number_placeholders": lambda response, num_placeholders: (
+        sum("[" in part for line in response.split("\n") for part in line.split("]")[:-1]) >= num_placeholders
+    ),
     "detectable_content:postscript": _postscript,
-    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:number_bullet_lists": lambda response, num_bullets: (
+        len(re.findall(r"^[^\S\n]*(?:-|\*(?!\*))", response, re.MULTILINE)) == num_bullets
+    ),
     "detectable_format:constrained_response": lambda response: any(option in response for option in _OPTIONS),
     "detectable_format:number_highlighted_sections": _highlights,
     "detectable_format:multiple_sections": lambda response, section_spliter, num_sections: (
@@ -218,40 +179,48 @@ INSTRUCTIONS: dict[str, Callable[..., bool]] = {
     ),
     "detectable_format:json_format": _json_format,
     "detectable_format:title": _title,
-    "combination:two_responses": _two_responses,
+    "combination:two_responses": lambda response: (
+        _paragraphs(response, "******") == 2 == len({part.strip() for part in response.split("******")} - {""})
+    ),
     "combination:repeat_prompt": lambda response, prompt_to_repeat: (
         response.strip().lower().startswith(prompt_to_repeat.strip().lower())
     ),
     "startend:end_checker": lambda response, end_phrase: (
         response.strip().strip('"').lower().endswith(end_phrase.strip().lower())
     ),
-    "startend:quotation": _quotation,
+    "startend:quotation": lambda response: re.fullmatch('".*"', response.strip(), re.DOTALL) is not None,
     "change_case:capital_word_frequency": lambda response, capital_frequency, capital_relation: _compare(
         sum(token.isupper() for token in tokens(response)), capital_relation, capital_frequency
     ),
-    "change_case:english_capital": lambda response: response.isupper() and _in_language(response, "en"),
-    "change_case:english_lowercase": lambda response: response.islower() and _in_language(response, "en"),
+    "change_case:english_capital": lambda response: response.isupper() and _language(response, "en"),
+    "change_case:english_lowercase": lambda response: response.islower() and _language(response, "en"),
     "punctuation:no_comma": lambda response: "," not in response,
     # The sequels'.
     "copy:repeat_phrase": _repeat_phrase,
     "copy:copy": _same,
     "copy:copying_simple": _same,
-    "copy:copying_multiple": _copy_times,
+    "copy:copying_multiple": lambda response, prompt_to_repeat, N: (
+        len(parts := response.split("******")) == N and all(_same(part, prompt_to_repeat) for part in parts)
+    ),
     "new:copy_span_idx": lambda response, prompt_to_repeat, n_start, n_end: _same(
         response, prompt_to_repeat[n_start:n_end]
     ),
-    "detectable_format:sentence_hyphens": _sentence_hyphens,
+    "detectable_format:sentence_hyphens": lambda response: all(
+        map(eq, response.split("-"), split_sentences(response.replace("-", " ")))
+    ),
     "detectable_format:square_brackets": lambda response: all(
         word.startswith("[") and word.endswith("]") for word in response.split()
     ),
     "detectable_format:bigram_wrapping": _bigrams,
-    "keywords:no_adjacent_consecutive": _no_consecutive_initials,
+    "keywords:no_adjacent_consecutive": lambda response: all(
+        ord(second) - ord(first) != 1 for first, second in pairwise(word[0].lower()[0] for word in response.split())
+    ),
     "keywords:word_once": lambda response, keyword: _times(keyword, response) == 1,
     "keywords:word_count_different_numbers": _keyword_frequency,
     "keywords:exclude_word_harder": lambda response, keyword, instruction=None: f" {keyword.strip()} " not in response,
     "keywords:palindrome": lambda response: any(word == word[::-1] for word in response.split()),
     "keywords:keyword_specific_position": _keyword_position,
-    "keywords:start_end": _same_ends,
+    "keywords:start_end": lambda response: len(words := tokens(response)) > 1 and words[0].lower() == words[-1].lower(),
     "paragraphs:paragraphs": lambda response: _paragraphs(response, "***") == 2,
     "paragraphs:paragraphs2": lambda response: _paragraphs(response, "\n\n") == 2,
     "first_word:first_word_sent": lambda response, first_word: all(
