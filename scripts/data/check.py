@@ -117,19 +117,12 @@ def _table(tallies: dict[Path, Tally]) -> str:
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+    lines = ["  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in table]
     more = [f"and {bad - len(found)} more"] if bad > len(found) else []
     advice = (
         "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
     )
-    return "\n".join(
-        [
-            f"{bad} of {rows} rows cannot be trained on:",
-            *("  " + "  ".join(row).rstrip() for row in cells),
-            *more,
-            advice,
-        ]
-    )
+    return "\n".join([f"{bad} of {rows} rows cannot be trained on:", *lines, *more, advice])
 
 
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:

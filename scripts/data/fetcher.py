@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants
 
-from scripts.data.hub import Snapshot, download, near, open_snapshot
+from scripts.data.hub import download, near, open_snapshot
 from scripts.data.published import PublishedFile
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
@@ -41,17 +42,11 @@ class Fetcher:
         """The record of each file below `directory`, by its path."""
         self.brought: dict[Wanted, tuple[Path, dict[str, Any]]] = {}
         """The path and the record of each file without a target."""
-        self.snapshots: dict[HubSource, Snapshot] = {}
+        self.snapshot = cache(lambda source: open_snapshot(source.repository, source.revision))
 
     def fetch(self, wanted: list[Wanted]) -> None:
         """Fetch all files, four at once; no file is downloaded if one is missing."""
         self.map(self._place, [(item, self._find(item)) for item in wanted])
-
-    def snapshot(self, source: HubSource) -> Snapshot:
-        """Return the snapshot of a source."""
-        if source not in self.snapshots:
-            self.snapshots[source] = open_snapshot(source.repository, source.revision)
-        return self.snapshots[source]
 
     def names(self, source: HubSource | FolderSource) -> set[str]:
         """Return the names of a source's files; without the hub, of the files in the cache."""
@@ -69,7 +64,7 @@ class Fetcher:
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """Return the record of a fetched source: its name and revision."""
-        revision = "folder" if isinstance(source, FolderSource) else self.snapshots[source].commit
+        revision = "folder" if isinstance(source, FolderSource) else self.snapshot(source).commit
         return {"source": name_of(source), "revision": revision}
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
@@ -101,7 +96,7 @@ class Fetcher:
     def _place(self, found: tuple[Wanted, Path | None]) -> None:
         (item, path), described = found, None
         if path is None:
-            path, described = download(self.snapshots[item.source], item.file)
+            path, described = download(self.snapshot(item.source), item.file)
         if item.target is None:
             self.brought[item] = path, described or describe_file(path)
             return

@@ -21,8 +21,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from scripts.data.placeholders import fill_placeholder
-from scripts.data.question_tables import ExternalTables
+from scripts.data.placeholders import ExternalTables, fill_placeholder
 from scripts.data.reasoning import control_line
 from scripts.data.source_record import differs_from_record, origin_of
 from scripts.errors import LongError, UserError

@@ -21,8 +21,8 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Band, Best, Pairs
 from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, read_record
-from scripts.rows.messages import Row, tools_of
-from scripts.rows.prompts import prompt_for_reading, prompt_of
+from scripts.rows.messages import Row, closing_text, tools_of
+from scripts.rows.prompts import PICTURE, prompt_of
 from scripts.stage.tables import read_table
 
 Response = dict[str, Any]
@@ -215,7 +215,7 @@ def _shown(rows: list[Row], seed: int) -> list[dict[str, Any]]:
             asked, answers = row["messages"][:-1], [row["messages"][-1]["content"]]
         else:
             asked, answers = prompt_of(row), []
-        prompt = prompt_for_reading({"responses_create_params": {"input": asked}})
+        prompt = closing_text(asked, PICTURE)
         shown.append({"prompt": prompt, "answers": answers, "pass_rate": row.get("pass_rate"), "made": row["made"]})
     return shown
 

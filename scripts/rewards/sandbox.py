@@ -173,12 +173,5 @@ def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
 
 
 def _nests_deeper(value: Any, levels: int) -> bool:
-    level = [value]
-    for _ in range(levels):
-        level = [
-            part
-            for inner in level
-            if isinstance(inner, (list, dict))
-            for part in (inner.values() if isinstance(inner, dict) else inner)
-        ]
-    return bool(level)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not levels or any(_nests_deeper(part, levels - 1) for part in parts)

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from demo.synthesize import TABLE_SCHEMA
 from scripts.data.fill import FILES, fill_blend
-from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
-from scripts.data.question_tables import ExternalTables
+from scripts.data.placeholders import TABLES, ExternalTables, PlaceholderError, answer_text, fill_dapo, fill_skywork
 from scripts.data.source_record import describe_file, xxh3_file
 from scripts.errors import UserError
 from scripts.files import write_json
