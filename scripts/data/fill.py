@@ -62,12 +62,12 @@ _FIELDS = msgspec.json.Decoder(_RowFields)
 class FilledBlock:
     """A filled block.
 
-    `changes` replace source bytes from start to end. Hashes are 64 bits a row, in order. `problems` are messages on the
-    first of the `bad_rows`.
+    `chunk` are the rows' bytes, None where they are the source's. Hashes are 64 bits a row, in order. `problems` are
+    messages on the first of the `bad_rows`.
     """
 
     block: Block
-    changes: list[tuple[int, int, bytes]] = field(default_factory=list)
+    chunk: bytes | None = None
     environments: Counter[str] = field(default_factory=Counter)
     placeholders: Counter[str] = field(default_factory=Counter)
     row_hashes: array = field(default_factory=lambda: array("Q"))
@@ -76,32 +76,18 @@ class FilledBlock:
     bad_rows: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def filled(self, data: bytes) -> bytes:
-        """Return the block's bytes with changes."""
-        pieces: list[bytes | memoryview] = []
-        copied, view = 0, memoryview(data)
-        for start, end, instead in self.changes:
-            pieces += (view[copied:start], instead)
-            copied = end
-        return b"".join([*pieces, view[copied:]])
-
 
 def fill_block(
     block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: Reasoning | None = None, seed: int = 0
 ) -> FilledBlock:
     """Fill the rows of a block; with `is_rewarded`, each must name an environment; `reasoning` shortens answers."""
-    data = block.read()
-    result = FilledBlock(block)
+    data, result, filled = block.read(), FilledBlock(block), list[bytes]()
     has_returns = b"\r" in data
-    start, number = 0, 0
-    while start < len(data):
-        newline = data.find(b"\n", start)
-        end = len(data) if newline < 0 else newline
-        raw = line = data[start:end]
-        number += 1
+    for number, raw in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+        line = raw
         try:
-            if has_returns or start == 0:
-                line = _cleaned(line, block.start == start == 0, result)
+            if has_returns or number == 1:
+                line = _cleaned(line, block.start == 0 and number == 1, result)
             fields = _FIELDS.decode(line)
             if not line.isascii():
                 line.decode()
@@ -109,26 +95,24 @@ def fill_block(
                 if fields.agent_ref is None:
                     raise RowError("no agent_ref.name; every row must name an environment for rewards")
                 result.environments[fields.agent_ref.name] += 1
-            instead, asked = line, fields.responses_create_params.input
+            asked = fields.responses_create_params.input
             prompt = asked or fields.messages or fields.prompt or fields.context
             if fields.placeholder:
                 row = fill_placeholder(msgspec.json.decode(line), tables.lookup)
                 result.placeholders[row["dataset"]] += 1
-                instead, prompt = map(msgspec.json.encode, (row, row["responses_create_params"]["input"]))
-            result.row_hashes.append(xxhash.xxh3_64_intdigest(instead))
+                line, prompt = map(msgspec.json.encode, (row, row["responses_create_params"]["input"]))
+            result.row_hashes.append(xxhash.xxh3_64_intdigest(line))
             result.prompt_hashes.append(xxhash.xxh3_64_intdigest(prompt))
             if reasoning is not None:
-                instead = control_line(instead, reasoning, seed)
+                line = control_line(line, reasoning, seed)
+            filled += (line, b"\n")
         except (ValueError, RecursionError) as error:
             if line.strip():
                 _refuse(result, number, line, is_rewarded, error)
             else:
                 result.cleaned["blank lines"] += 1
-                result.changes.append((start, min(end + 1, len(data)), b""))
-        else:
-            if instead is not raw or newline < 0:
-                result.changes.append((start, end, instead + b"\n" * (newline < 0)))
-        start = end + 1
+    if (chunk := b"".join(filled)) != data:
+        result.chunk = chunk
     return result
 
 
@@ -174,7 +158,7 @@ class Split:
 
     def add(self, data: bytes, block: FilledBlock) -> None:
         """Write a block, `data` in the source, and count rows."""
-        chunk = block.filled(data)
+        chunk = data if block.chunk is None else block.chunk
         self.sha256.update(chunk)
         self.bytes += self.file.write(chunk)
         self.environments += block.environments

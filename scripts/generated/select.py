@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
 from scripts.files import open_atomically, read_json, sha256_text, write_json
-from scripts.generated.asked import prompts_in
 from scripts.generated.judge import JUDGED
+from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Band, Best, Pairs

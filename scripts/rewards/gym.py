@@ -151,30 +151,19 @@ class Turns:
         self._most, self._taken, self._is_alone, self._changed = most, 0, False, Condition()
 
     @contextlib.contextmanager
-    def shared(self) -> Iterator[None]:
-        """Take a turn beside others."""
+    def take(self, alone: bool = False) -> Iterator[None]:
+        """Take a turn beside others; or `alone`: let nobody begin, and wait until the turns of others have ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._taken < self._most and not self._is_alone)
-            self._taken += 1
+            self._changed.wait_for(lambda: not self._is_alone and (alone or self._taken < self._most))
+            self._is_alone = alone
+            self._changed.wait_for(lambda: not (alone and self._taken))
+            self._taken += not alone
         try:
             yield
         finally:
             with self._changed:
-                self._taken -= 1
-                self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Let nobody begin, wait until the turns of others have ended, and take a turn alone."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_alone)
-            self._is_alone = True
-            self._changed.wait_for(lambda: not self._taken)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._is_alone = False
+                self._is_alone = self._is_alone and not alone
+                self._taken -= not alone
                 self._changed.notify_all()
 
 
@@ -273,12 +262,12 @@ class RunningServer:
     def _answer(self, row: Row, response: str) -> Answer:
         """Return the answer to a response, asked once more where none comes; NotJudged where again none does."""
         try:
-            with self._turns.shared():
+            with self._turns.take():
                 starts = self._starts
                 return self._tried(row, response)
         except Silent as silent:
             why = self._why(silent)
-        with self._turns.alone():
+        with self._turns.take(alone=True):
             for is_harmless, text in enumerate((response, HARMLESS)):
                 if self._process is not None and starts == self._starts:
                     warn(f"Gym's server {self._name} gives no answer and is started anew: {why}")
