@@ -20,10 +20,16 @@ from scripts.rewards.environments import (
     structured_outputs,
     tool_use,
 )
-from scripts.rewards.environments.instruction_following import INSTRUCTIONS, obeys
+from scripts.rewards.environments.instruction_following import (
+    INSTRUCTIONS,
+    count_sentences,
+    language_of,
+    obeys,
+    split_sentences,
+    tokens,
+)
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.response import FunctionCall, parse_calls
-from scripts.rewards.sentences import count_sentences, language_of, split_sentences, tokens
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT
 
