@@ -51,15 +51,14 @@ class Selection:
         for each in responses:
             if each["reward"] is not None:
                 passes[each["line"]].append(each["reward"] >= least)
+        rates = {line: fmean(passed) for line, passed in passes.items()}
         for each in responses:
             value = each["score" if self.select.rank else "reward"]
-            if each["why"] and value is None:
-                self.left_out["responses that could not be judged"] += 1
-            elif value is None:
-                self.left_out["responses to prompts without an environment"] += 1
+            if value is not None:
+                yield each | {"pass_rate": rates.get(each["line"]), "value": value}
             else:
-                rate = fmean(passes[each["line"]]) if passes[each["line"]] else None
-                yield each | {"pass_rate": rate, "value": value}
+                why = "that could not be judged" if each["why"] else "to prompts without an environment"
+                self.left_out[f"responses {why}"] += 1
 
     def chosen(self) -> Iterator[tuple[int, list[Response]]]:
         """Yield the lines of the prompts within the pass rates, with the responses that meet the filter."""
@@ -108,10 +107,10 @@ class Selection:
         good.sort(key=lambda each: (-each["value"], each["tokens"] if asked.shortest else 0))
         taken, texts, by_model = list[Response](), set[str](), Counter[int]()
         for each in good:
-            if by_model[each["model"]] < asked.keep and len(taken) < (asked.per_prompt or len(good)):
-                if each["response"] not in texts:
-                    taken.append(each)
-                    by_model[each["model"]] += 1
+            has_room = by_model[each["model"]] < asked.keep and len(taken) < (asked.per_prompt or len(good))
+            if has_room and each["response"] not in texts:
+                taken.append(each)
+                by_model[each["model"]] += 1
                 texts.add(each["response"])
         self.left_out["responses beside a better or an equal one"] += len(good) - len(taken)
         self.left_out["prompts without a response that is good enough"] += not taken
