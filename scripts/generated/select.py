@@ -18,7 +18,7 @@ from scripts.generated.judge import JUDGED
 from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
-from scripts.recipe.generated import Band, Best, Pairs
+from scripts.recipe.generated import Best, Pairs
 from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, read_record
 from scripts.rows.messages import Row, closing_text, tools_of
@@ -188,11 +188,8 @@ def _ordered(lines: list[int], rates: dict[int, float | None], curriculum: Any, 
         return lines
     if curriculum == "by_pass_rate":
         return sorted(lines, key=lambda line: -(rates[line] or 0.0))
-
-    def within(band: Band, line: int) -> bool:
-        return rates[line] is not None and band.min <= rates[line] <= band.max
-
-    banded = [[line for line in lines if within(band, line)] for band in curriculum]
+    rated = [line for line in lines if rates[line] is not None]
+    banded = [[line for line in rated if band.min <= rates[line] <= band.max] for band in curriculum]
     rows = min(len(found) / band.share for band, found in zip(curriculum, banded, strict=True))
     ordered, taken = list[int](), set[int]()
     for band, found in zip(curriculum, banded, strict=True):

@@ -18,7 +18,7 @@ from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError, described
-from scripts.rows import kinds
+from scripts.rows.kinds import contract_of
 from scripts.rows.messages import Row, shown_question
 from scripts.rows.request import PromptRow
 
@@ -66,11 +66,6 @@ def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
 
     factories = {name: factory for name in names if (factory := environment_factory(name))}
     return {name: [get_json_schema(tool) for tool in tools_of(factory())] for name, factory in factories.items()}
-
-
-def contract_of(name: str) -> type[PromptRow] | None:
-    """Return the contract of an environment's rows, a user's environments included."""
-    return SPECS[name].row if name in SPECS else kinds.contract_of(name)
 
 
 def check_row(row: Row, by_gym: Collection[str] = ()) -> str | None:
