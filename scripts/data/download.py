@@ -265,7 +265,7 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
     if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
         patterns = f"{name}.jsonl"
     if patterns:
-        sets = files_named(patterns, names, where)
+        sets = [files_named(each, names, where) for each in ([patterns] if isinstance(patterns, str) else patterns)]
     else:
         card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8", "replace") if CARD in names else ""
         sets = files_of_split(names, card, source.subset, source.split, where)

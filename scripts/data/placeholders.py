@@ -25,6 +25,7 @@ from scripts.rows.jsonl import RowError
 
 TEXT = pa.large_string()
 TEXTS = pa.schema({"question": TEXT, "answer": TEXT})
+_open_table = lru_cache(lambda path: pa.ipc.open_file(pa.memory_map(path)).read_all())
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,6 @@ class ExternalTables:
         if expected not in (None, xxh3_file(path)):
             raise UserError(differs_from_record(path))
         return path
-
-
-@lru_cache
-def _open_table(path: str) -> pa.Table:
-    return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
 def _write(parquet: Path, output: Path) -> None:

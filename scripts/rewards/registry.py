@@ -25,6 +25,7 @@ from scripts.rows.request import PromptRow
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
+_threads = cache(partial(ThreadPoolExecutor, max(cores(), THREADS), thread_name_prefix="verifier"))
 
 
 def spec_of(row: Row) -> EnvironmentSpec:
@@ -119,11 +120,6 @@ def reward_groups(
         with _naming_row(places, place):
             rewards.append(list(pending))
     return rewards
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(cores(), THREADS), thread_name_prefix="verifier")
 
 
 def _begin(row: Row, responses: list[str], compares: bool) -> Iterable[float]:

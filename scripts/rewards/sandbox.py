@@ -68,7 +68,7 @@ class Sandbox:
         """
         server = self._idle.get()
         try:
-            if server is None or server.has_ended():
+            if server is None or server._process.poll() is not None:
                 server = _Server(self._command)
             return server.call(arguments, stdin, seconds, size)
         except BaseException as error:
@@ -141,9 +141,6 @@ class _Server:
         if not answer:
             raise OSError(f"a sandbox's server ended with status {self._process.wait(_GRACE_SECONDS)}")
         return answer
-
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
     def stop(self) -> None:
         self._process.kill()
