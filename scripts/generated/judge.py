@@ -8,8 +8,7 @@ import pyarrow as pa
 
 from scripts.errors import warn
 from scripts.files import canonical_json, sha256_file, sha256_text
-from scripts.generated.kept import Kept
-from scripts.generated.sample import RESPONSES, prompts_in
+from scripts.generated.sample import RESPONSES, Kept, prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.generated import judging_of
 from scripts.recipe.load import load_recipe

@@ -2,24 +2,23 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
 
 from scripts.errors import LongError
 from scripts.evaluate.gate import words_of_stop
-from scripts.files import canonical_json, sha256_text, write_json
-from scripts.generated.kept import Kept
+from scripts.files import append_json, canonical_json, duration, hidden_name, sha256_text, write_json
 from scripts.installed import version_of
 from scripts.program import run_command_line
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
-from scripts.records import ExportRecord, read_if_there, read_record
+from scripts.records import ExportRecord, read_if_there, read_lines, read_record
 from scripts.rewards.registry import environment_factory, register
 from scripts.rows.jsonl import environment_named, read_rows
 from scripts.rows.kinds import KINDS
@@ -29,11 +28,16 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.tables import write_table
 
 if TYPE_CHECKING:
-    from scripts.model.generate import Rollout
+    from scripts.generated.vllm_engine import VllmEngine
+    from scripts.model.generate import Sampler
+
+    Engine = Sampler | VllmEngine
 
 ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transformers", "vllm")}
 """The packages whose versions decide an engine's responses."""
 PLAN = "batches.json"
+EVERY = 20.0
+Lines = dict[str, list[Any]]
 RESPONSES = pa.schema(
     {
         "model": pa.int64(),  # its place in the source's `by`
@@ -88,17 +92,45 @@ def prompts_of(
     return kept, left_out
 
 
-class Engine(Protocol):
-    """What samples: scripts.model.generate's Sampler, or vLLM."""
+class Kept:
+    """Answers of a job under way by place, in a folder from which a killed job goes on.
 
-    def plan(self, rows: list[Row]) -> list[list[int]]:
-        """Return the rows' places by batches."""
+    `about` says in a word what they are, `wanted` are the places of this job. A process appends to a file of its own,
+    so that jobs side by side, and a job beside its forgotten earlier start, do no harm: equal questions have equal
+    answers, and the first counts.
+    """
 
-    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, "Rollout"]]:
-        """Yield responses by the rows' places; batches that are `done` are left out."""
+    def __init__(self, folder: Path, about: str, wanted: set[int]) -> None:
+        self.folder, self.about, self.wanted = folder, about, wanted
+        self.answers: dict[int, list[Any]] = {}
+        for path in sorted(folder.glob("*.jsonl")):
+            for line in read_lines(path, Lines):
+                for place, answer in line.items():
+                    self.answers.setdefault(int(place), answer)
+        self.path = folder / f"{hidden_name(Path('answers')).name.lstrip('.')}.{time.time_ns()}.jsonl"
+        self.done = self.earlier = len(self.answers.keys() & wanted)
+        self.began, self.told = time.monotonic(), 0.0
+        print(f"{about}: {len(wanted)} in all, {self.earlier} of them from earlier calls", flush=True)
+
+    def add(self, answers: Mapping[int, list[Any]]) -> None:
+        """Keep answers, and tell the pace and the time left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        append_json(self.path, answers)
+        self.answers |= answers
+        self.done += len(answers)
+        now = time.monotonic()
+        if now - self.told >= EVERY or self.done == len(self.wanted):
+            pace = (self.done - self.earlier) / max(now - self.began, 1e-9)
+            left = duration((len(self.wanted) - self.done) / pace)
+            print(f"{self.about}: {self.done} of {len(self.wanted)}, {pace:.3g} a second, {left} left", flush=True)
+            self.told = now
+
+    def in_order(self) -> Iterator[tuple[int, list[Any]]]:
+        """Yield the wanted places with their answers, in order."""
+        return ((place, self.answers[place]) for place in sorted(self.wanted))
 
 
-def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> Engine:
+def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> "Engine":
     """Load an export's model in an engine."""
     import torch  # noqa: PLC0415 - what is sampled already needs no model
     from transformers import logging  # noqa: PLC0415
@@ -125,7 +157,7 @@ def has_gpus(accelerator: str) -> bool:
 
 
 def sample(
-    load: Callable[[], Engine],
+    load: "Callable[[], Engine]",
     prompts: list[Prompt],
     samples: int,
     shard: tuple[int, int],
