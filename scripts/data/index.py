@@ -10,7 +10,6 @@ import os
 import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -38,19 +37,10 @@ Output = Annotated[Path, "the blend's folder"]
 Threads = Annotated[int, "reads and writes at once"]
 
 
-@dataclass(frozen=True)
-class Extracted:
-    """A folder's files and bytes, and a SHA-256 over names, sizes and CRCs."""
+def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> Line:
+    """Make `target` the folder `name` of `archive`, at whatever depth; return files, bytes, and a SHA-256.
 
-    files: int
-    bytes: int
-    sha256: str
-
-
-def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> Extracted:
-    """Make `target` the folder `name` of `archive`, at whatever depth.
-
-    `MARK` is written last. UserError for a damaged archive.
+    The hash is over names, sizes and CRCs. `MARK` is written last. UserError for a damaged archive.
     """
     try:
         # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
@@ -78,7 +68,7 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
             f"{archive}: damaged or cut short ({error}); delete the file and the copy in "
             "the hub's cache, and fetch again"
         ) from None
-    return Extracted(len(members), needed, digest.hexdigest())
+    return {"files": len(members), "bytes": needed, "sha256": digest.hexdigest()}
 
 
 def _members(opened: ZipFile, archive: Path, name: str) -> dict[str, ZipInfo]:
@@ -112,17 +102,17 @@ def start_blend(source: Path, form: str, output: Path, *marks: str) -> None:
 
 
 def write_index(
-    output: Path, record: Path, images: Extracted, checked: Line, train: list[Line], loader: Line, held_out: int
+    output: Path, record: Path, images: Line, checked: Line, train: list[Line], loader: Line, held_out: int
 ) -> None:
     """Write both splits, ``check.json`` and, last, ``manifest.json``, without environments.
 
     `checked` counts the rows for ``check.json``; of the rows kept, the loader holds out `held_out`.
     """
-    checked = {**checked, "images": images.files}
+    checked = {**checked, "images": images["files"]}
     print(f"{output}: {json.dumps(checked)}", flush=True)
     origin = origin_of(read_record(record, SourceRecord), output.name)
     splits = {
-        "train": (checked["kept"] - held_out, [*train, {"images": asdict(images)}]),
+        "train": (checked["kept"] - held_out, [*train, {"images": images}]),
         "validation": (held_out, [{"loader": checked["format"], **loader}]),
     }
     sides = {}

@@ -77,13 +77,12 @@ class Selection:
         if not self.select.filter:
             return None
         responses = [each for several in self.by_line.values() for each in several]
-        table = pa.Table.from_pylist([each | {"model": self.models[each["model"]]} for each in responses])
-        table = table.append_column("place", pa.array(range(len(responses))))
+        named = [each | {"model": self.models[each["model"]], "place": at} for at, each in enumerate(responses)]
         try:
-            places = table.filter(pq.filters_to_expression(self.select.filter))["place"].to_pylist()
+            kept = pa.Table.from_pylist(named).filter(pq.filters_to_expression(self.select.filter))
         except (pa.ArrowException, TypeError) as error:
             raise UserError(f"select.filter: {error}") from None
-        return {tuple(responses[place][key] for key in ("line", "model", "sample")) for place in places}
+        return {tuple(responses[at][key] for key in ("line", "model", "sample")) for at in kept["place"].to_pylist()}
 
     def made(self, response: Response) -> dict[str, Any]:
         """Return where a response is from: the content of the checkpoint, and what was sampled and judged."""
