@@ -57,12 +57,11 @@ def words_of(text: str) -> list[str]:
 
 
 class Benchmark:
-    """The n-grams of a benchmark's instances, lists of texts, and the rows found to overlap."""
+    """The n-grams of a benchmark's instances, lists of texts, and the places of the rows found to overlap."""
 
     def __init__(self, instances: Iterable[list[str]], ngram: int = 8, overlap: float = 0.5) -> None:
         self.ngram, self.overlap = ngram, overlap
-        self.too_short = self.rows = 0
-        self.first: list[str] = []
+        self.too_short, self.found = 0, list[str]()
         self.lengths: list[list[int]] = []
         self.places: dict[tuple[str, ...], list[tuple[int, int, int]]] = defaultdict(list)
         """The instance, text and word where each n-gram begins."""
@@ -88,16 +87,10 @@ class Benchmark:
             shares[number] += len(words) / self.lengths[number][part]
         return any(share / len(self.lengths[number]) > self.overlap for number, share in shares.items())
 
-    def count(self, place: str) -> None:
-        """Count a row that overlaps."""
-        self.rows += 1
-        if len(self.first) < FIRST:
-            self.first.append(place)
-
     def describe(self) -> dict[str, Any]:
         """Return the counts for records, and the first rows' places."""
-        counts = {"instances": len(self.lengths), "too_short": self.too_short, "rows": self.rows}
-        return counts | {"first": self.first}
+        counts = {"instances": len(self.lengths), "too_short": self.too_short, "rows": len(self.found)}
+        return counts | {"first": self.found[:FIRST]}
 
 
 class Cleaner:
@@ -125,7 +118,7 @@ class Cleaner:
             prompts = [words_of(text) for text in mark.texts] if self.benchmarks else []
             found = [each for each in self.benchmarks.values() if any(map(each.overlaps, prompts))]
             for benchmark in found:
-                benchmark.count(place)
+                benchmark.found.append(place)
             if not found:
                 kept.append((place, line, mark))
         return kept

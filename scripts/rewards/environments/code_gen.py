@@ -25,13 +25,8 @@ SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
 _NAMED += ["itertools", "functools", "operator", "io", "sys", "json"]
 _STARRED = [*_NAMED, "builtins", "typing"]
-_PRELUDE = "".join(
-    [
-        *(f"from {module} import *\n" for module in _STARRED),
-        f"import {', '.join(_NAMED)}\n",
-        "sys.setrecursionlimit(50000)\n",
-    ]
-)
+_PRELUDE = "".join(f"from {module} import *\n" for module in _STARRED)
+_PRELUDE += f"import {', '.join(_NAMED)}\nsys.setrecursionlimit(50000)\n"
 
 
 class UnitTests(Struct):
