@@ -92,7 +92,7 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
                 continue
             if (key := (number, tuple(published))) not in mappers:
                 mappers[key] = Mapper(mappings[number], rules.kind.name, key[1], is_table)
-            row = mappers[key].row_of(published)
+            row = published if "_hf_placeholder" in published else mappers[key].make(published)
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row)):
                 raise Misfit(problem)
             line = encode(row) if is_table or row is not published else batch.content[index]

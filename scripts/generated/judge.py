@@ -64,7 +64,7 @@ def judge(
             scores = scores_of(row, texts) if scores_of else [None] * len(texts)
             answers[place] = [[*each, score] for each, score in zip(judged, scores, strict=True)]
         kept.add(answers)
-    return (answer for _, answer in kept.in_order())
+    return (kept.answers[place] for place in range(len(groups)))
 
 
 def main(

@@ -125,10 +125,6 @@ class Kept:
             print(f"{self.about}: {self.done} of {len(self.wanted)}, {pace:.3g} a second, {left} left", flush=True)
             self.told = now
 
-    def in_order(self) -> Iterator[tuple[int, list[Any]]]:
-        """Yield the wanted places with their answers, in order."""
-        return ((place, self.answers[place]) for place in sorted(self.wanted))
-
 
 def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> "Engine":
     """Load an export's model in an engine."""
@@ -180,10 +176,10 @@ def sample(
         engine = engine or load()
         for responses in engine.respond(rows, kept.answers.keys() | set(range(len(rows))) - wanted):
             kept.add({place: [*rollout] for place, rollout in responses.items()})
-    names = ("response", "tokens", "cut")
+    names = ("line", "sample", "response", "tokens", "cut")
     found = [
-        {"line": prompts[place // samples].line, "sample": place % samples, **dict(zip(names, answer, strict=True))}
-        for place, answer in kept.in_order()
+        dict(zip(names, (prompts[place // samples].line, place % samples, *kept.answers[place]), strict=True))
+        for place in sorted(wanted)
     ]
     return found, len(wanted) - kept.earlier
 

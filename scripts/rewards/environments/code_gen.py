@@ -73,12 +73,8 @@ def verify(row: dict[str, Any], response: str) -> float:
     if not code or "<think>" in response or "</think>" in response:
         return 0.0
     tests = row["verifier_metadata"]["unit_tests"]
-    return float(
-        all(
-            _passes(code, tests.get("fn_name"), given, expected)
-            for given, expected in zip(tests["inputs"], tests["outputs"], strict=True)
-        )
-    )
+    cases = zip(tests["inputs"], tests["outputs"], strict=True)
+    return float(all(_passes(code, tests.get("fn_name"), given, expected) for given, expected in cases))
 
 
 def _passes(code: str, name: str | None, given: str, expected: str) -> bool:
