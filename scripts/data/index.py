@@ -53,8 +53,7 @@ def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> 
             with temporary_directory(target) as fresh, ThreadPoolExecutor(threads) as pool:
                 for folder in {PurePosixPath(path).parent for path in members}:
                     (fresh / folder).mkdir(parents=True, exist_ok=True)  # two threads of zipfile may not make the same
-                for _ in pool.map(lambda info: _extract(opened, info, fresh), members.values()):
-                    pass
+                list(pool.map(lambda info: _extract(opened, info, fresh), members.values()))
                 os.sync()  # once for all files: one by one would take hours
                 digest = hashlib.sha256()
                 for path, info in sorted(members.items()):
