@@ -37,7 +37,7 @@ MADE = "data/best/generated"
 LOOP = """
 import sys, time, torch
 from scripts.evaluate.score import load_export
-from scripts.generated.asked import prompts_in
+from scripts.generated.sample import prompts_in
 from scripts.model.generate import end_tokens
 from scripts.rows.prompts import render_prompt
 from pathlib import Path

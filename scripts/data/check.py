@@ -13,8 +13,7 @@ from scripts.errors import LongError, UserError, shortened, warn
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
-from scripts.rows.blocks import Block, blocks_of
-from scripts.rows.jsonl import RowError, environment_named, key_of, row_or_error
+from scripts.rows.jsonl import Block, RowError, blocks_of, environment_named, key_of, row_or_error
 from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 
@@ -36,7 +35,7 @@ class Rules:
 
     def problem_of(self, row: dict[str, Any]) -> str | None:
         """Return the problem of a row; None for a good row."""
-        if self.form not in (None, form := self.kind.form(row)):
+        if self.form and self.form != (form := self.kind.form(row)):
             return f"$: is {form}, but the first row is {self.form}; a blend has one form"
         if not self.kind.is_rewarded:
             return self.kind.problem(row)
@@ -98,7 +97,8 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     """Check files in several processes; UserError with the table of all bad rows, if any."""
     with files[0].open("rb") as lines:
         rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
-        rules = replace(rules, form=next((rules.kind.form(row) for row in rows if isinstance(row, dict)), None))
+        if rules.kind.form and (first := next((row for row in rows if isinstance(row, dict)), None)) is not None:
+            rules = replace(rules, form=rules.kind.form(first))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     for path, part in in_order(partial(check_block, rules=rules), blocks, workers):
@@ -117,19 +117,12 @@ def _table(tallies: dict[Path, Tally]) -> str:
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    cells = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in table]
+    lines = ["  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in table]
     more = [f"and {bad - len(found)} more"] if bad > len(found) else []
     advice = (
         "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
     )
-    return "\n".join(
-        [
-            f"{bad} of {rows} rows cannot be trained on:",
-            *("  " + "  ".join(row).rstrip() for row in cells),
-            *more,
-            advice,
-        ]
-    )
+    return "\n".join([f"{bad} of {rows} rows cannot be trained on:", *lines, *more, advice])
 
 
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,10 +29,9 @@ from scripts.files import open_atomically
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Part, Rows
 from scripts.rows.jsonl import RowError, listed
-from scripts.rows.kinds import KINDS
+from scripts.rows.kinds import KINDS, Row
 from scripts.rows.parallel import in_order
 
-Row = dict[str, Any]
 SHOWN = 20
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -50,24 +50,14 @@ encode = msgspec.json.Encoder().encode
 class Tally:
     """The rows of a batch or of a part: counts, problems, and a batch's lines kept, with place and mark."""
 
-    read: int = 0
-    filtered: int = 0
-    invalid: int = 0
-    kept: int = 0
+    counts: Counter[str] = field(default_factory=lambda: Counter(read=0, filtered=0, invalid=0, kept=0))
     problems: list[str] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
 
     def add(self, batch: "Tally") -> None:
         """Count the rows of a batch, which lists all problems."""
-        self.read += batch.read
-        self.filtered += batch.filtered
-        self.invalid += len(batch.problems)
-        self.kept += len(batch.lines)
+        self.counts.update(batch.counts, invalid=len(batch.problems), kept=len(batch.lines))
         self.problems += batch.problems[: SHOWN - len(self.problems)]
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts for records."""
-        return {"read": self.read, "filtered": self.filtered, "invalid": self.invalid, "kept": self.kept}
 
 
 def meets(published: Row, conditions: list[tuple[str, str, Any]]) -> bool:
@@ -92,17 +82,17 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
     for index, published in enumerate(batch.rows):
         if isinstance(published, RowError) and not batch.content[index].strip():
             continue
-        result.read += 1
+        result.counts["read"] += 1
         try:
             if isinstance(published, RowError):
                 raise Misfit(str(published))
             number = next((at for at, rows in enumerate(mappings) if meets(published, rows.filter)), None)
             if number is None:
-                result.filtered += 1
+                result.counts["filtered"] += 1
                 continue
             if (key := (number, tuple(published))) not in mappers:
                 mappers[key] = Mapper(mappings[number], rules.kind.name, key[1], is_table)
-            row = mappers[key].row_of(published)
+            row = published if "_hf_placeholder" in published else mappers[key].make(published)
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row)):
                 raise Misfit(problem)
             line = encode(row) if is_table or row is not published else batch.content[index]
@@ -174,14 +164,14 @@ def write_blend(
             raise UserError("\n".join(refused))
         rng.shuffle(order)
         target.writelines(waiting.lines(order))
+    total = Tally().counts
     for where, tally in tallies.items():
-        if tally.invalid:
-            left_out = f"{tally.invalid} of {tally.read} rows left out"
+        total.update(tally.counts)
+        if tally.problems:
+            left_out = f"{tally.counts['invalid']} of {tally.counts['read']} rows left out"
             print(f"{where}: {left_out}; the first: {tally.problems[0]}", file=sys.stderr)
     cleaned = cleaner.describe() if cleaner else {}
-    counts = [tally.counts() for tally in tallies.values()]
-    total = {key: sum(count[key] for count in counts) for key in counts[0]}
-    return total | cleaned | {"sources": counts}
+    return {**total, **cleaned, "sources": [{**tally.counts} for tally in tallies.values()]}
 
 
 def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Iterator[Batch]:
@@ -199,23 +189,24 @@ def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Ite
 
 def _chosen(part: Part, where: str, numbers: range, rng: random.Random, tally: Tally) -> range | list[int]:
     wanted = part.rows or (max(1, round(part.share * len(numbers))) if part.share else len(numbers))
-    if part.rows and part.rows > len(numbers) and not tally.invalid:
+    if part.rows and part.rows > len(numbers) and not tally.problems:
         raise UserError(f"{where}.rows: {part.rows} are wanted, but {len(numbers)} are there; lower it")
-    tally.kept = min(wanted, len(numbers))
+    tally.counts["kept"] = min(wanted, len(numbers))
     return numbers if wanted >= len(numbers) else rng.sample(numbers, wanted)
 
 
 def _problems(where: str, tally: Tally, drops: bool) -> list[str]:
     """Return the lines on a part whose misfits may not be dropped, or without rows."""
-    if tally.invalid and not drops:
+    read, filtered, invalid, kept = tally.counts.values()
+    if invalid and not drops:
         return [
-            f"{where}: {tally.invalid} of {tally.read} rows do not fit; correct them, filter them out, map other "
-            "columns, or set drop_invalid: true to leave them out:",
-            *listed(tally.problems, tally.invalid),
+            f"{where}: {invalid} of {read} rows do not fit; correct them, filter them out, map other columns, or set "
+            "drop_invalid: true to leave them out:",
+            *listed(tally.problems, invalid),
         ]
     first = f"; the first: {tally.problems[0]}" if tally.problems else ""
     none = (
-        f"{where}: no row can be trained on: of {tally.read} read, {tally.filtered} are filtered out, "
-        f"{tally.invalid} do not fit, and the others were there before or are a benchmark's{first}"
+        f"{where}: no row can be trained on: of {read} read, {filtered} are filtered out, {invalid} do not fit, and "
+        f"the others were there before or are a benchmark's{first}"
     )
-    return [] if tally.kept else [none]
+    return [] if kept else [none]

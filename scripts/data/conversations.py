@@ -10,6 +10,7 @@ from PIL import Image
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant"}  # as ShareGPT names them
 SYSTEM = ("system", "developer")
+FLAT = {"type": "function", "parameters": {"type": "object", "properties": {}}, "strict": False}
 PICTURES = ("image", "image_url", "input_image")
 
 
@@ -85,11 +86,7 @@ def as_tools(value: Any, flat: bool, column: str | None) -> list[Any]:
         if not isinstance(function, dict) or "name" not in function:
             raise Misfit("a tool has no name", column)
         function = {key: item for key, item in function.items() if key != "type"}
-        if flat:
-            defaults = {"type": "function", "parameters": {"type": "object", "properties": {}}, "strict": False}
-            tools.append(defaults | function)
-        else:
-            tools.append({"type": "function", "function": function})
+        tools.append(FLAT | function if flat else {"type": "function", "function": function})
     return tools
 
 

@@ -31,12 +31,8 @@ _SHARD = re.compile(r"(?P<split>[\w.-]+?)-(?P<part>\d{5})-of-(?P<parts>\d{5})(-\
 _SEPARATORS = re.compile(r"[-._ 0-9]+")
 
 
-def files_named(file: str | list[str], names: Collection[str], where: str) -> list[list[str]]:
-    """Return the files of `names` that each file name or glob means."""
-    return [_named(pattern, names, where) for pattern in ([file] if isinstance(file, str) else file)]
-
-
-def _named(file: str, names: Collection[str], where: str) -> list[str]:
+def files_named(file: str, names: Collection[str], where: str) -> list[str]:
+    """Return the files of `names` that a file name or glob means."""
     if "*" not in file:
         return [file]
     try:
@@ -111,7 +107,7 @@ def _by_patterns(patterns: Any, folder: str | None, names: Collection[str], wher
             wanted = str(PurePosixPath(folder or ".", pattern))
             if any(name.startswith(f"{wanted}/") for name in names):
                 wanted += "/**"
-            splits.setdefault(str(named.get("split", "train")), []).extend(_named(wanted, names, where))
+            splits.setdefault(str(named.get("split", "train")), []).extend(files_named(wanted, names, where))
     return splits
 
 

@@ -1,21 +1,33 @@
-"""Split files of a blend of images, which a loader of NeMo-RL splits: lines that identify the rows.
+"""Blends of images, which a loader of NeMo-RL splits: folders of zip archives, and split files of lines on the rows.
 
-A change of a row, or of the loader's split, changes these files and so their SHA-256 in the manifest.
+zipfile checks each member's CRC, and an extracted folder is whole or absent. A change of a row, or of the loader's
+split, changes the split files and so their SHA-256 in the manifest.
 """
 
 import hashlib
 import json
-from dataclasses import asdict
-from pathlib import Path
+import os
+import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from scripts.data.archives import Extracted
 from scripts.data.source_record import origin_of
 from scripts.errors import UserError
-from scripts.files import open_atomically, write_json
+from scripts.files import (
+    amount,
+    explain_write_errors,
+    fsync_directory,
+    open_atomically,
+    temporary_directory,
+    write_json,
+)
 from scripts.recipe.blend import IMAGE_FILES
 from scripts.records import SourceRecord, read_record
 
+MARK = ".extracted.json"
 FILES = ("train-split.jsonl", "val-split.jsonl", "check.json", "manifest.json")
 
 Line = dict[str, Any]
@@ -23,6 +35,61 @@ Source = Annotated[Path, "folder of the published files"]
 Record = Annotated[Path, "the source's record.json"]
 Output = Annotated[Path, "the blend's folder"]
 Threads = Annotated[int, "reads and writes at once"]
+
+
+def extract_folder(archive: Path, name: str, target: Path, threads: int = 1) -> Line:
+    """Make `target` the folder `name` of `archive`, at whatever depth; return files, bytes, and a SHA-256.
+
+    The hash is over names, sizes and CRCs. `MARK` is written last. UserError for a damaged archive.
+    """
+    try:
+        # ZipFile is given an open file because the count of readers it keeps of its own files is not thread-safe.
+        with archive.open("rb") as file, ZipFile(file) as opened, explain_write_errors(target):
+            members = _members(opened, archive, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            needed, free = sum(info.file_size for info in members.values()), shutil.disk_usage(target.parent).free
+            if needed > free:
+                raise UserError(f"{archive}: needs {amount(needed)} at {target}, but {amount(free)} are free")
+            with temporary_directory(target) as fresh, ThreadPoolExecutor(threads) as pool:
+                for folder in {PurePosixPath(path).parent for path in members}:
+                    (fresh / folder).mkdir(parents=True, exist_ok=True)  # two threads of zipfile may not make the same
+                list(pool.map(lambda info: _extract(opened, info, fresh), members.values()))
+                os.sync()  # once for all files: one by one would take hours
+                digest = hashlib.sha256()
+                for path, info in sorted(members.items()):
+                    digest.update(f"{path}\0{info.file_size}\0{info.CRC:08x}\n".encode())
+                write_json(fresh / MARK, {"archive": archive.name, "files": len(members), "bytes": needed})
+                shutil.rmtree(target, ignore_errors=True)
+                fresh.rename(target)
+            fsync_directory(target.parent)
+    except (BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise UserError(
+            f"{archive}: damaged or cut short ({error}); delete the file and the copy in "
+            "the hub's cache, and fetch again"
+        ) from None
+    return {"files": len(members), "bytes": needed, "sha256": digest.hexdigest()}
+
+
+def _members(opened: ZipFile, archive: Path, name: str) -> dict[str, ZipInfo]:
+    """Return the files below the archive's folder `name`, the one nearest to its root, by their paths in it."""
+    files = [(PurePosixPath(info.filename).parts, info) for info in opened.infolist() if not info.is_dir()]
+    found = [(parts.index(name) + 1, parts, info) for parts, info in files if name in parts[:-1]]
+    if not found:
+        raise UserError(f"{archive}: has no folder {name}/ with files; is the file the dataset's published archive?")
+    nearest = min(depth for depth, *_ in found)
+    members = {"/".join(parts[depth:]): info for depth, parts, info in found if depth == nearest}
+    for path, info in members.items():
+        if ".." in path.split("/"):
+            raise UserError(f"{archive}: {info.filename!r} leads out of the folder; do not trust the archive")
+        info.filename = path
+    return members
+
+
+def _extract(opened: ZipFile, info: ZipInfo, folder: Path) -> None:
+    try:
+        opened.extract(info, folder)
+    except (BadZipFile, EOFError, zlib.error) as error:
+        raise BadZipFile(f"{info.orig_filename}: {error}") from None
 
 
 def start_blend(source: Path, form: str, output: Path, *marks: str) -> None:
@@ -34,17 +101,17 @@ def start_blend(source: Path, form: str, output: Path, *marks: str) -> None:
 
 
 def write_index(
-    output: Path, record: Path, images: Extracted, checked: Line, train: list[Line], loader: Line, held_out: int
+    output: Path, record: Path, images: Line, checked: Line, train: list[Line], loader: Line, held_out: int
 ) -> None:
     """Write both splits, ``check.json`` and, last, ``manifest.json``, without environments.
 
     `checked` counts the rows for ``check.json``; of the rows kept, the loader holds out `held_out`.
     """
-    checked = {**checked, "images": images.files}
+    checked = {**checked, "images": images["files"]}
     print(f"{output}: {json.dumps(checked)}", flush=True)
     origin = origin_of(read_record(record, SourceRecord), output.name)
     splits = {
-        "train": (checked["kept"] - held_out, [*train, {"images": asdict(images)}]),
+        "train": (checked["kept"] - held_out, [*train, {"images": images}]),
         "validation": (held_out, [{"loader": checked["format"], **loader}]),
     }
     sides = {}

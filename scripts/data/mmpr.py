@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
-from scripts.data.archives import extract_folder
-from scripts.data.index import Output, Record, Source, Threads, start_blend, write_index
+from scripts.data.index import Output, Record, Source, Threads, extract_folder, start_blend, write_index
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
@@ -41,11 +40,6 @@ class Subset:
     sha256: str = ""
 
 
-def held_out(kept: int) -> int:
-    """Return the number of validation rows among the rows that the loader keeps."""
-    return min(MMPR_HOLDOUT, kept // 10)
-
-
 def prepare_mmpr(
     source: Source,
     source_record: Record,
@@ -71,13 +65,22 @@ def prepare_mmpr(
         _check_subset(output, Subset(name, entry["root"], entry["annotation"]), known) for name, entry in meta.items()
     ]
     totals = {key: sum(getattr(subset, key) for subset in subsets) for key in TOTALS}
-    _judge(subsets, totals, missing_images, source)
+    rows, _, lost, kept = totals.values()
+    if lost > missing_images * rows:
+        where = [f"{part.subset} ({part.missing_images} of {part.rows})" for part in subsets if part.missing_images]
+        raise UserError(
+            f"{source}/images.zip: lacks the images of {lost} of {rows} rows, which the loader would skip: "
+            f"{_listed(where)}; fetch both archives at one revision, or let it pass (missing_images of the blend)"
+        )
+    if not (validation := min(MMPR_HOLDOUT, kept // 10)):
+        raise UserError(
+            f"{source}: of {rows} rows the loader keeps {kept}, too few to hold any out; is it all of MMPR?"
+        )
     for subset in subsets:
         if (length := meta[subset.subset].get("length", subset.rows)) != subset.rows:
             print(f"{subset.annotation}: {subset.rows} rows, but meta.json says {length}", flush=True)
     write_json(output / META, meta)
-    checked, validation = {"format": "mmpr", "subsets": len(subsets), **totals}, held_out(totals["kept"])
-    loader = {"seed": SEED, "rows": validation}
+    checked, loader = {"format": "mmpr", "subsets": len(subsets), **totals}, {"seed": SEED, "rows": validation}
     write_index(output, source_record, images, checked, [*map(asdict, subsets)], loader, validation)
 
 
@@ -138,21 +141,6 @@ def _rows(annotation: Path) -> Iterator[tuple[int, bytes, list[str]]]:
                     "loader would stop here; is it another version of MMPR?"
                 )
             yield number, line, images
-
-
-def _judge(subsets: list[Subset], totals: dict[str, int], missing: float, source: Path) -> None:
-    """UserError for too many missing images or too few rows."""
-    rows, _, lost, kept = totals.values()
-    if lost > missing * rows:
-        where = [f"{part.subset} ({part.missing_images} of {part.rows})" for part in subsets if part.missing_images]
-        raise UserError(
-            f"{source}/images.zip: lacks the images of {lost} of {rows} rows, which the loader would skip: "
-            f"{_listed(where)}; fetch both archives at one revision, or let it pass (missing_images of the blend)"
-        )
-    if held_out(kept) == 0:
-        raise UserError(
-            f"{source}: of {rows} rows the loader keeps {kept}, too few to hold any out; is it all of MMPR?"
-        )
 
 
 def _listed(items: list[str]) -> str:

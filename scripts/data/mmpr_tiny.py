@@ -8,8 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-from scripts.data.archives import extract_folder
-from scripts.data.index import Output, Record, Source, Threads, start_blend, write_index
+from scripts.data.index import Output, Record, Source, Threads, extract_folder, start_blend, write_index
 from scripts.data.published import PublishedFile
 from scripts.data.source_record import files_below
 from scripts.errors import UserError

@@ -15,9 +15,8 @@ from pyarrow import csv
 
 from scripts.errors import UserError
 from scripts.recipe.strict import nearest
-from scripts.rows.blocks import LONGEST_LINE
 from scripts.rows.bounds import bounded
-from scripts.rows.jsonl import RowError, row_or_error
+from scripts.rows.jsonl import LONGEST_LINE, RowError, row_or_error
 
 Row = dict[str, Any]
 FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")

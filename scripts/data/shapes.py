@@ -37,9 +37,8 @@ from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.bounds import bounded
 from scripts.rows.kinds import contract_of
-from scripts.rows.messages import closing_text, common_length
+from scripts.rows.messages import Row, closing_text, common_length
 
-Row = dict[str, Any]
 CONVERSATIONS = ("messages", "conversations")
 CONTENT = (*CONVERSATIONS, "prompt", "completion", "question", "answer", "chosen", "rejected")
 BESIDE = ("tools", "images", "image", "agent_ref")
@@ -62,7 +61,8 @@ def mappings_of(part: Part, kind: str) -> list[Rows]:
 class Mapper:
     """Make rows of a blend from published rows with the columns `names`; in a table, null means no key.
 
-    `needed` are the columns to read. Misfit for a mapped column that is missing.
+    `needed` are the columns to read. `make` returns the row of a published one, the same object if unchanged. Misfit
+    names a missing or wrong column.
     """
 
     def __init__(self, rows: Rows, kind: str, names: Collection[str], is_table: bool) -> None:
@@ -115,12 +115,6 @@ class Mapper:
             names = ", ".join(self.names) or "none"
             raise Misfit(f"has not the columns of {self.kind} ({wanted}), but {names}; map them by columns")
         return maker
-
-    def row_of(self, published: Row) -> Row:
-        """Return the row, the published object if unchanged; Misfit names the column to blame."""
-        if "_hf_placeholder" in published:
-            return published
-        return self.make(published)
 
     def _value(self, published: Row, field: str) -> Any:
         if (column := self.column.get(field)) is None:

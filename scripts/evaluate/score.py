@@ -24,17 +24,10 @@ from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.records import ExportRecord, read_record
 from scripts.rewards.episode import whole_text
-from scripts.rewards.registry import (
-    check_row,
-    contract_of,
-    environment_factory,
-    register,
-    register_gym,
-    scores,
-    spec_of,
-)
+from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, spec_of
 from scripts.rewards.verdict import Unjudged, described
 from scripts.rows.jsonl import environment_of, read_rows
+from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model

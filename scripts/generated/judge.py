@@ -8,9 +8,7 @@ import pyarrow as pa
 
 from scripts.errors import warn
 from scripts.files import canonical_json, sha256_file, sha256_text
-from scripts.generated.asked import prompts_in
-from scripts.generated.kept import Kept
-from scripts.generated.schemas import JUDGED, RESPONSES
+from scripts.generated.sample import RESPONSES, Kept, prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.generated import judging_of
 from scripts.recipe.load import load_recipe
@@ -20,11 +18,21 @@ from scripts.records import ExportRecord, read_record
 from scripts.rewards.registry import register, register_gym, reward_groups
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.jsonl import environment_named
-from scripts.rows.kinds import Row
+from scripts.rows.messages import Row, tools_of
+from scripts.rows.prompts import prompt_of, render
 from scripts.stage.tables import read_table, write_table
 
 AT_ONCE = 32
 """Prompts whose responses are judged side by side; a kill loses as many."""
+JUDGED = pa.schema(
+    [
+        *RESPONSES,
+        pa.field("environment", pa.string()),  # null: the prompt names none
+        pa.field("reward", pa.float64()),  # null: no environment, or not judged
+        pa.field("why", pa.string()),  # why it could not be judged
+        pa.field("score", pa.float64()),  # by select.rank's reward model; null: there is none
+    ]
+)
 Group = tuple[int, Row, list[str]]
 """A prompt's line, its row and its responses."""
 Scores = Callable[[Row, list[str]], list[float]]
@@ -56,7 +64,7 @@ def judge(
             scores = scores_of(row, texts) if scores_of else [None] * len(texts)
             answers[place] = [[*each, score] for each, score in zip(judged, scores, strict=True)]
         kept.add(answers)
-    return (answer for _, answer in kept.in_order())
+    return (kept.answers[place] for place in range(len(groups)))
 
 
 def main(
@@ -93,7 +101,7 @@ def main(
     }
     responses_sha256 = sha256_text(canonical_json(rows))
     folder = store / sha256_text(canonical_json([by, responses_sha256]))[:16]
-    scores_of = _ranking(ranker, accelerator, threads) if ranker else None
+    scores_of = scores_by(ranker, accelerator, threads) if ranker else None
     judged = [each for group in judge(groups, prompts, scores_of, folder) for each in group]
     unjudged = [(row, why) for row, (_, why, _) in zip(rows, judged, strict=True) if why]
     if unjudged:
@@ -107,16 +115,28 @@ def main(
     write_table(pa.Table.from_pylist(rows, schema=JUDGED), output)
 
 
-def _ranking(export: Path, accelerator: str, threads: int) -> Scores:
-    """Return the function that scores responses by a reward model."""
+def scores_by(export: Path, accelerator: str, threads: int) -> Scores:
+    """Return the function that scores responses by a reward model, read in the reward model's own chat template."""
     import torch  # noqa: PLC0415 - only where a reward model ranks
     from transformers import logging  # noqa: PLC0415
 
-    from scripts.generated.ranker import Ranker  # noqa: PLC0415
+    from scripts.evaluate.score import load_export  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
-    return Ranker(export, accelerator).scores
+    model, tokenizer = load_export(export, accelerator)
+    model.eval()
+
+    @torch.inference_mode()
+    def scores(row: Row, responses: list[str]) -> list[float]:
+        texts = [
+            render([*prompt_of(row), {"role": "assistant", "content": text}], tokenizer, tools=tools_of(row))
+            for text in responses
+        ]
+        options = {"padding": True, "padding_side": "right", "add_special_tokens": False, "return_tensors": "pt"}
+        return model(**tokenizer(text=texts, **options).to(model.device)).logits[:, 0].float().tolist()
+
+    return scores
 
 
 if __name__ == "__main__":

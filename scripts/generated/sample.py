@@ -1,49 +1,132 @@
-"""Sample the responses of models to one shard of a generated blend's prompts."""
+"""Sample the responses of models to one shard of a generated blend's prompts: training rows, none of them held out."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pyarrow as pa
 
 from scripts.errors import LongError
 from scripts.evaluate.gate import words_of_stop
-from scripts.files import canonical_json, sha256_text, write_json
-from scripts.generated.asked import Prompt, prompts_of
-from scripts.generated.kept import Kept
-from scripts.generated.schemas import RESPONSES
+from scripts.files import append_json, canonical_json, duration, hidden_name, sha256_text, write_json
 from scripts.installed import version_of
 from scripts.program import run_command_line
+from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
-from scripts.records import ExportRecord, read_if_there, read_record
-from scripts.rewards.registry import register
-from scripts.rows.prompts import Row
+from scripts.records import ExportRecord, read_if_there, read_lines, read_record
+from scripts.rewards.registry import environment_factory, register
+from scripts.rows.jsonl import environment_named, read_rows
+from scripts.rows.kinds import KINDS
+from scripts.rows.messages import Row
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import write_table
 
 if TYPE_CHECKING:
-    from scripts.model.generate import Rollout
+    from scripts.generated.vllm_engine import VllmEngine
+    from scripts.model.generate import Sampler
+
+    Engine = Sampler | VllmEngine
 
 ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transformers", "vllm")}
 """The packages whose versions decide an engine's responses."""
 PLAN = "batches.json"
+EVERY = 20.0
+Lines = dict[str, list[Any]]
+RESPONSES = pa.schema(
+    {
+        "model": pa.int64(),  # its place in the source's `by`
+        "line": pa.int64(),  # of the prompt in its training split, from 1
+        "sample": pa.int64(),  # from 0
+        "response": pa.string(),
+        "tokens": pa.int64(),  # before the end token
+        "cut": pa.bool_(),  # by the length limit
+    }
+)
 
 
-class Engine(Protocol):
-    """What samples: scripts.model.generate's Sampler, or vLLM."""
+@dataclass(frozen=True)
+class Prompt:
+    """A training row's line in its split, its prompt's hash, and the row as an environment reads it."""
 
-    def plan(self, rows: list[Row]) -> list[list[int]]:
-        """Return the rows' places by batches."""
-
-    def respond(self, rows: list[Row], done: Collection[int] = ()) -> Iterator[dict[int, "Rollout"]]:
-        """Yield responses by the rows' places; batches that are `done` are left out."""
+    line: int
+    sha256: str
+    row: Row
 
 
-def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> Engine:
+def prompts_in(split: Path, kind: str) -> Iterator[Prompt]:
+    """Yield the prompts of a split whose rows are of a kind; rows of other kinds keep prompt and tools alone."""
+    for line, _, row in read_rows(split):
+        example = KINDS[kind].example(row)
+        sha256 = sha256_text(canonical_json([example.prompt, example.tools]))
+        if kind != "prompts":
+            asked = {"input": example.prompt, **({"tools": example.tools} if example.tools else {})}
+            row = {"responses_create_params": asked, **{key: row[key] for key in ("agent_ref",) if key in row}}  # noqa: PLW2901
+        yield Prompt(line, sha256, row)
+
+
+def prompts_of(
+    source: GeneratedSource, split: Path, kind: str, held_out: dict[Path, str]
+) -> tuple[list[Prompt], Counter[str]]:
+    """Return the prompts of a source's part, and the number of left-out ones by reason.
+
+    `held_out` are the kinds of the splits no prompt of which may come in. Rows of environments with tools are left out,
+    since a response of several turns is no single message.
+    """
+    kept_out = {prompt.sha256 for path, its_kind in held_out.items() for prompt in prompts_in(path, its_kind)}
+    (number, parts), kept, left_out = source.share, list[Prompt](), Counter[str]()
+    for prompt in prompts_in(split, kind):
+        if int(prompt.sha256[:15], 16) % parts != number:
+            continue
+        if prompt.sha256 in kept_out:
+            left_out["prompts that are held out"] += 1
+        elif environment_factory(environment_named(prompt.row) or ""):
+            left_out["prompts of environments with tools"] += 1
+        else:
+            kept.append(prompt)
+    return kept, left_out
+
+
+class Kept:
+    """Answers of a job under way by place, in a folder from which a killed job goes on.
+
+    `about` says in a word what they are, `wanted` are the places of this job. A process appends to a file of its own,
+    so that jobs side by side, and a job beside its forgotten earlier start, do no harm: equal questions have equal
+    answers, and the first counts.
+    """
+
+    def __init__(self, folder: Path, about: str, wanted: set[int]) -> None:
+        self.folder, self.about, self.wanted = folder, about, wanted
+        self.answers: dict[int, list[Any]] = {}
+        for path in sorted(folder.glob("*.jsonl")):
+            for line in read_lines(path, Lines):
+                for place, answer in line.items():
+                    self.answers.setdefault(int(place), answer)
+        self.path = folder / f"{hidden_name(Path('answers')).name.lstrip('.')}.{time.time_ns()}.jsonl"
+        self.done = self.earlier = len(self.answers.keys() & wanted)
+        self.began, self.told = time.monotonic(), 0.0
+        print(f"{about}: {len(wanted)} in all, {self.earlier} of them from earlier calls", flush=True)
+
+    def add(self, answers: Mapping[int, list[Any]]) -> None:
+        """Keep answers, and tell the pace and the time left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        append_json(self.path, answers)
+        self.answers |= answers
+        self.done += len(answers)
+        now = time.monotonic()
+        if now - self.told >= EVERY or self.done == len(self.wanted):
+            pace = (self.done - self.earlier) / max(now - self.began, 1e-9)
+            left = duration((len(self.wanted) - self.done) / pace)
+            print(f"{self.about}: {self.done} of {len(self.wanted)}, {pace:.3g} a second, {left} left", flush=True)
+            self.told = now
+
+
+def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> "Engine":
     """Load an export's model in an engine."""
     import torch  # noqa: PLC0415 - what is sampled already needs no model
     from transformers import logging  # noqa: PLC0415
@@ -70,7 +153,7 @@ def has_gpus(accelerator: str) -> bool:
 
 
 def sample(
-    load: Callable[[], Engine],
+    load: "Callable[[], Engine]",
     prompts: list[Prompt],
     samples: int,
     shard: tuple[int, int],
@@ -93,10 +176,10 @@ def sample(
         engine = engine or load()
         for responses in engine.respond(rows, kept.answers.keys() | set(range(len(rows))) - wanted):
             kept.add({place: [*rollout] for place, rollout in responses.items()})
-    names = ("response", "tokens", "cut")
+    names = ("line", "sample", "response", "tokens", "cut")
     found = [
-        {"line": prompts[place // samples].line, "sample": place % samples, **dict(zip(names, answer, strict=True))}
-        for place, answer in kept.in_order()
+        dict(zip(names, (prompts[place // samples].line, place % samples, *kept.answers[place]), strict=True))
+        for place in sorted(wanted)
     ]
     return found, len(wanted) - kept.earlier
 

@@ -14,16 +14,15 @@ import pyarrow.parquet as pq
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
 from scripts.files import open_atomically, read_json, sha256_text, write_json
-from scripts.generated.asked import prompts_in
-from scripts.generated.schemas import JUDGED
+from scripts.generated.judge import JUDGED
+from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
-from scripts.recipe.generated import Band, Best, Pairs
+from scripts.recipe.generated import Best, Pairs
 from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, read_record
-from scripts.rows.kinds import Row
-from scripts.rows.messages import tools_of
-from scripts.rows.prompts import prompt_for_reading, prompt_of
+from scripts.rows.messages import Row, closing_text, tools_of
+from scripts.rows.prompts import PICTURE, prompt_of
 from scripts.stage.tables import read_table
 
 Response = dict[str, Any]
@@ -52,15 +51,14 @@ class Selection:
         for each in responses:
             if each["reward"] is not None:
                 passes[each["line"]].append(each["reward"] >= least)
+        rates = {line: fmean(passed) for line, passed in passes.items()}
         for each in responses:
             value = each["score" if self.select.rank else "reward"]
-            if each["why"] and value is None:
-                self.left_out["responses that could not be judged"] += 1
-            elif value is None:
-                self.left_out["responses to prompts without an environment"] += 1
+            if value is not None:
+                yield each | {"pass_rate": rates.get(each["line"]), "value": value}
             else:
-                rate = fmean(passes[each["line"]]) if passes[each["line"]] else None
-                yield each | {"pass_rate": rate, "value": value}
+                why = "that could not be judged" if each["why"] else "to prompts without an environment"
+                self.left_out[f"responses {why}"] += 1
 
     def chosen(self) -> Iterator[tuple[int, list[Response]]]:
         """Yield the lines of the prompts within the pass rates, with the responses that meet the filter."""
@@ -79,13 +77,12 @@ class Selection:
         if not self.select.filter:
             return None
         responses = [each for several in self.by_line.values() for each in several]
-        table = pa.Table.from_pylist([each | {"model": self.models[each["model"]]} for each in responses])
-        table = table.append_column("place", pa.array(range(len(responses))))
+        named = [each | {"model": self.models[each["model"]], "place": at} for at, each in enumerate(responses)]
         try:
-            places = table.filter(pq.filters_to_expression(self.select.filter))["place"].to_pylist()
+            kept = pa.Table.from_pylist(named).filter(pq.filters_to_expression(self.select.filter))
         except (pa.ArrowException, TypeError) as error:
             raise UserError(f"select.filter: {error}") from None
-        return {tuple(responses[place][key] for key in ("line", "model", "sample")) for place in places}
+        return {tuple(responses[at][key] for key in ("line", "model", "sample")) for at in kept["place"].to_pylist()}
 
     def made(self, response: Response) -> dict[str, Any]:
         """Return where a response is from: the content of the checkpoint, and what was sampled and judged."""
@@ -109,10 +106,10 @@ class Selection:
         good.sort(key=lambda each: (-each["value"], each["tokens"] if asked.shortest else 0))
         taken, texts, by_model = list[Response](), set[str](), Counter[int]()
         for each in good:
-            if by_model[each["model"]] < asked.keep and len(taken) < (asked.per_prompt or len(good)):
-                if each["response"] not in texts:
-                    taken.append(each)
-                    by_model[each["model"]] += 1
+            has_room = by_model[each["model"]] < asked.keep and len(taken) < (asked.per_prompt or len(good))
+            if has_room and each["response"] not in texts:
+                taken.append(each)
+                by_model[each["model"]] += 1
                 texts.add(each["response"])
         self.left_out["responses beside a better or an equal one"] += len(good) - len(taken)
         self.left_out["prompts without a response that is good enough"] += not taken
@@ -190,11 +187,8 @@ def _ordered(lines: list[int], rates: dict[int, float | None], curriculum: Any, 
         return lines
     if curriculum == "by_pass_rate":
         return sorted(lines, key=lambda line: -(rates[line] or 0.0))
-
-    def within(band: Band, line: int) -> bool:
-        return rates[line] is not None and band.min <= rates[line] <= band.max
-
-    banded = [[line for line in lines if within(band, line)] for band in curriculum]
+    rated = [line for line in lines if rates[line] is not None]
+    banded = [[line for line in rated if band.min <= rates[line] <= band.max] for band in curriculum]
     rows = min(len(found) / band.share for band, found in zip(curriculum, banded, strict=True))
     ordered, taken = list[int](), set[int]()
     for band, found in zip(curriculum, banded, strict=True):
@@ -216,7 +210,7 @@ def _shown(rows: list[Row], seed: int) -> list[dict[str, Any]]:
             asked, answers = row["messages"][:-1], [row["messages"][-1]["content"]]
         else:
             asked, answers = prompt_of(row), []
-        prompt = prompt_for_reading({"responses_create_params": {"input": asked}})
+        prompt = closing_text(asked, PICTURE)
         shown.append({"prompt": prompt, "answers": answers, "pass_rate": row.get("pass_rate"), "made": row["made"]})
     return shown
 

@@ -22,10 +22,9 @@ from tokenizers import Tokenizer
 from scripts.errors import UserError
 from scripts.model import scratch
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.rows.blocks import Block, blocks_of
 from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import chat_template_of, compiled_template
-from scripts.rows.jsonl import decode_row
+from scripts.rows.jsonl import Block, blocks_of, decode_row
 from scripts.rows.kinds import KINDS
 from scripts.rows.messages import texts_of
 from scripts.rows.parallel import in_order

@@ -24,7 +24,7 @@ OF_OTHERS = COMPOSES | {"file", "test", "rows", "pictures", "hallucinated_tools"
 
 
 class Benchmark(Files):
-    """A benchmark that no prompt of a blend may overlap (defined in scripts.data.decontaminate)."""
+    """A benchmark that no prompt of a blend may overlap (defined in scripts.data.clean)."""
 
     name: Name = Field(description="Its name in the counts.")
     columns: list[Text] = Field(min_length=1, description="Columns of text; of several, the mean overlap counts.")

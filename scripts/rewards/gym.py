@@ -6,6 +6,7 @@ training step (`GymUnavailable`), since the policy would learn from a made-up re
 fault of the row or the response.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -14,19 +15,23 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from http.cookies import SimpleCookie
 from itertools import count
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from threading import Lock
-from typing import Any
+from threading import Condition, Lock, Thread
+from typing import Any, NamedTuple
+
+import httpx2
 
 from scripts.errors import CutOffError, UserError, shortened, warn
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
-from scripts.rewards.asking import Answer, Client, Silent, Turns
 from scripts.rewards.gym_yaml import configured
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import HARMLESS, NotJudged, VerifierError
@@ -35,6 +40,8 @@ Row = dict[str, Any]
 START_SECONDS = 300.0
 LONGEST_PAUSE = 60.0
 SHOWN, LINES = 400, 8
+MOST_BYTES = 32 << 20
+PLAIN = {"Accept-Encoding": "identity"}
 GATEWAY_ERRORS = {502, 503, 504}
 HERE = "http://localhost"
 RESPONSE = {
@@ -70,6 +77,94 @@ def output_items(text: str) -> list[dict[str, Any]]:
         for place, call in enumerate(calls)
     ]
     return [message, *made] if said or not calls else made
+
+
+class Silent(Exception):
+    """A server gave no answer, `is_late`: in time; the message says why."""
+
+    def __init__(self, why: str, is_late: bool = False) -> None:
+        super().__init__(why)
+        self.is_late = is_late
+
+
+class Answer(NamedTuple):
+    """A server's answer, not decompressed."""
+
+    status: int
+    cookies: list[str]
+    body: bytes
+
+
+class Client:
+    """A client for several threads. An event loop makes the requests, since it can end each at a deadline.
+
+    `socket` is the path of a server's Unix socket, instead of the address's host.
+    """
+
+    def __init__(self, base_url: str, seconds: float, socket: str | None = None) -> None:
+        self.base_url, self._seconds = base_url, seconds
+        self._client = httpx2.AsyncClient(
+            base_url=base_url,
+            timeout=None,
+            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=httpx2.Limits(max_connections=None)),
+            headers=PLAIN,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # responses share no session
+        )
+
+    def post(self, path: str, body: Any, headers: dict[str, str]) -> Answer:
+        """Return the answer to a body of JSON; Silent where none comes whole in time."""
+        return asyncio.run_coroutine_threadsafe(self._post(path, body, headers), _loop()).result()
+
+    def close(self) -> None:
+        """Close the connections."""
+        asyncio.run_coroutine_threadsafe(self._client.aclose(), _loop()).result()
+
+    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> Answer:
+        try:
+            async with (
+                asyncio.timeout(self._seconds),
+                self._client.stream("POST", path, json=body, headers=headers) as response,
+            ):
+                received = bytearray()
+                async for part in response.aiter_raw():
+                    received += part
+                    if len(received) > MOST_BYTES:
+                        raise Silent(f"an answer of more than {MOST_BYTES >> 20} MiB")
+                return Answer(response.status_code, response.headers.get_list("set-cookie"), bytes(received))
+        except TimeoutError:
+            raise Silent(f"no answer to a response within {self._seconds:g} s", is_late=True) from None
+        except httpx2.TransportError as error:
+            raise Silent(f"{type(error).__name__} {error}".strip()) from None
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, daemon=True, name="requests").start()
+    return loop
+
+
+class Turns:
+    """Turns of threads at a server: `most` at once, or one alone."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._taken, self._is_alone, self._changed = most, 0, False, Condition()
+
+    @contextlib.contextmanager
+    def take(self, alone: bool = False) -> Iterator[None]:
+        """Take a turn beside others; or `alone`: let nobody begin, and wait until the turns of others have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_alone and (alone or self._taken < self._most))
+            self._is_alone = alone
+            self._changed.wait_for(lambda: not (alone and self._taken))
+            self._taken += not alone
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = self._is_alone and not alone
+                self._taken -= not alone
+                self._changed.notify_all()
 
 
 class RunningServer:
@@ -167,12 +262,12 @@ class RunningServer:
     def _answer(self, row: Row, response: str) -> Answer:
         """Return the answer to a response, asked once more where none comes; NotJudged where again none does."""
         try:
-            with self._turns.shared():
+            with self._turns.take():
                 starts = self._starts
                 return self._tried(row, response)
         except Silent as silent:
             why = self._why(silent)
-        with self._turns.alone():
+        with self._turns.take(alone=True):
             for is_harmless, text in enumerate((response, HARMLESS)):
                 if self._process is not None and starts == self._starts:
                     warn(f"Gym's server {self._name} gives no answer and is started anew: {why}")

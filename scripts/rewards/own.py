@@ -27,9 +27,8 @@ from scripts.errors import UserError
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import VerifierError
-from scripts.rows.messages import shown_question
+from scripts.rows.messages import Row, shown_question
 
-Row = dict[str, Any]
 FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags")
 LACKS = "defines no function verify(row, response), nor a class with reset() and get_reward()"
 

@@ -18,14 +18,14 @@ from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError, described
-from scripts.rows import kinds
-from scripts.rows.messages import shown_question
+from scripts.rows.kinds import contract_of
+from scripts.rows.messages import Row, shown_question
 from scripts.rows.request import PromptRow
 
-Row = dict[str, Any]
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
+_threads = cache(partial(ThreadPoolExecutor, max(cores(), THREADS), thread_name_prefix="verifier"))
 
 
 def spec_of(row: Row) -> EnvironmentSpec:
@@ -69,11 +69,6 @@ def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     return {name: [get_json_schema(tool) for tool in tools_of(factory())] for name, factory in factories.items()}
 
 
-def contract_of(name: str) -> type[PromptRow] | None:
-    """Return the contract of an environment's rows, a user's environments included."""
-    return SPECS[name].row if name in SPECS else kinds.contract_of(name)
-
-
 def check_row(row: Row, by_gym: Collection[str] = ()) -> str | None:
     """Say why a row cannot be rewarded here, although the contract is obeyed, or None.
 
@@ -105,48 +100,37 @@ def score(row: Row, response: str) -> float:
 
 def scores(answered: list[tuple[Row, str]], places: Sequence[str] = ()) -> list[float]:
     """Score rows with one response each, as `score`; `places` and errors as in `reward_groups`."""
-    return [reward for (reward,) in _apply([(row, [response]) for row, response in answered], _begin_each, places)]
+    groups = [(row, [response]) for row, response in answered]
+    return [reward for (reward,) in reward_groups(groups, places, compares=False)]
 
 
-def reward_groups(groups: list[tuple[Row, list[str]]], places: Sequence[str] = ()) -> list[list[float]]:
+def reward_groups(
+    groups: list[tuple[Row, list[str]]], places: Sequence[str] = (), compares: bool = True
+) -> list[list[float]]:
     """Return the rewards of a step's groups in order; calls to processes and servers run at once.
 
-    `places` locates the rows for the message of a UserError. CutOffError (GymUnavailable) when a server is silent.
+    `places` locates the rows for the message of a UserError. With `compares`, an environment may reward a group's
+    responses together. CutOffError (GymUnavailable) when a server is silent.
     """
-    return _apply(groups, _begin_group, places)
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max(cores(), THREADS), thread_name_prefix="verifier")
-
-
-def _begin_each(row: Row, responses: list[str]) -> Iterable[float]:
-    run = _threads().map if spec_of(row).waits else map
-    return run(partial(score, row), responses)
-
-
-def _begin_group(row: Row, responses: list[str]) -> Iterable[float]:
-    compare = spec_of(row).compare
-    if compare is None:
-        return _begin_each(row, responses)
-    try:
-        return compare(row, responses)
-    except Exception as error:
-        return [_unjudged(error, row, partial(compare, row, [HARMLESS] * len(responses)))] * len(responses)
-
-
-def _apply(
-    answered: list[tuple[Row, list[str]]], begin: Callable[[Row, list[str]], Iterable[float]], places: Sequence[str]
-) -> list[list[float]]:
     begun, rewards = [], []
-    for place, given in enumerate(answered):
+    for place, (row, responses) in enumerate(groups):
         with _naming_row(places, place):
-            begun.append(begin(*given))
+            begun.append(_begin(row, responses, compares))
     for place, pending in enumerate(begun):
         with _naming_row(places, place):
             rewards.append(list(pending))
     return rewards
+
+
+def _begin(row: Row, responses: list[str], compares: bool) -> Iterable[float]:
+    spec = spec_of(row)
+    if spec.compare is None or not compares:
+        run = _threads().map if spec.waits else map
+        return run(partial(score, row), responses)
+    try:
+        return spec.compare(row, responses)
+    except Exception as error:
+        return [_unjudged(error, row, partial(spec.compare, row, [HARMLESS] * len(responses)))] * len(responses)
 
 
 @contextmanager

@@ -35,8 +35,7 @@ def parse_calls(text: str) -> list[FunctionCall]:
     ``[name(key="value")]`` (vLLM's parser "pythonic"). Nothing is ever evaluated.
     """
     if blocks := _hermes_blocks(text):
-        calls = [_from_hermes(block) for block in blocks]
-        return [call for call in calls if call is not None]
+        return [call for block in blocks if (call := _from_hermes(block))]
     stripped = text.strip()
     if not (stripped.startswith("[") and stripped.endswith(")]")):
         return []

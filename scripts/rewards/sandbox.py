@@ -68,7 +68,7 @@ class Sandbox:
         """
         server = self._idle.get()
         try:
-            if server is None or server.has_ended():
+            if server is None or server._process.poll() is not None:
                 server = _Server(self._command)
             return server.call(arguments, stdin, seconds, size)
         except BaseException as error:
@@ -142,9 +142,6 @@ class _Server:
             raise OSError(f"a sandbox's server ended with status {self._process.wait(_GRACE_SECONDS)}")
         return answer
 
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -173,12 +170,5 @@ def _outcome(status: int, output: bytes, result: bytes, size: int) -> Outcome:
 
 
 def _nests_deeper(value: Any, levels: int) -> bool:
-    level = [value]
-    for _ in range(levels):
-        level = [
-            part
-            for inner in level
-            if isinstance(inner, (list, dict))
-            for part in (inner.values() if isinstance(inner, dict) else inner)
-        ]
-    return bool(level)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not levels or any(_nests_deeper(part, levels - 1) for part in parts)

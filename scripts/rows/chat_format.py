@@ -24,6 +24,9 @@ from scripts.rows.messages import common_length
 
 TEMPLATE, SETTINGS, GENERATION = "chat_template.jinja", "tokenizer_config.json", "generation_config.json"
 SPECIAL = ("bos_token", "eos_token", "pad_token")
+TRL = find_spec("trl")
+SHIPPED = Path(TRL.submodule_search_locations[0] if TRL else "no trl", "chat_templates")
+"""The folder of TRL's chat templates, found without importing TRL."""
 SHOWN = 60
 HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which templates mark what the assistant says
@@ -35,7 +38,7 @@ def read_template(named: str) -> str:
     Names are a file (from the project's root), a template shipped by TRL (qwen3_training), a model's folder, or the
     template in full.
     """
-    path, shipped = Path(named), _shipped() / f"{named}.jinja"
+    path, shipped = Path(named), SHIPPED / f"{named}.jinja"
     if "{%" in named or "{{" in named:
         return named
     if path.is_dir():
@@ -45,7 +48,7 @@ def read_template(named: str) -> str:
     try:
         return (shipped if shipped.is_file() else path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        names = [each.stem for each in _shipped().glob("*.jinja") if not each.stem.endswith("_training")]
+        names = [each.stem for each in SHIPPED.glob("*.jinja") if not each.stem.endswith("_training")]
         meant = "" if "." in path.name or "/" in named else f", and no template that TRL ships{nearest(named, names)}"
         of_hub = (
             f"; of a model on the hub, take the file: hf download {named} {TEMPLATE}" if HUB.fullmatch(named) else ""
@@ -66,9 +69,8 @@ def compiled_template(chat_template: str, folder: Path) -> Template:
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
     environment.globals["raise_exception"] = _refuse
-    for name, value in _json(folder / SETTINGS).items():
-        if name.endswith("_token") and value:
-            environment.globals[name] = _text(value)
+    settings = _json(folder / SETTINGS).items()
+    environment.globals |= {name: _text(value) for name, value in settings if name.endswith("_token") and value}
     return environment.from_string(_GENERATION.sub("", chat_template))
 
 
@@ -76,15 +78,9 @@ def _refuse(why: str) -> None:
     raise TemplateError(why)
 
 
-def _shipped() -> Path:
-    """Return the folder of TRL's chat templates without importing TRL."""
-    spec = find_spec("trl")
-    return Path(spec.submodule_search_locations[0] if spec else "no trl", "chat_templates")
-
-
 def training_template_of(chat_template: str) -> str | None:
     """Return the name of TRL's training version of a template: marked, and equal in every turn."""
-    for path in _shipped().glob("*_training.jinja"):
+    for path in SHIPPED.glob("*_training.jinja"):
         plain = path.with_name(path.name.replace("_training", ""))
         if plain.is_file() and plain.read_text(encoding="utf-8") == chat_template:
             return path.stem

@@ -1,16 +1,19 @@
-"""JSONL blends, read a row at a time; mistakes are named by file and line."""
+"""JSONL blends, read a row at a time, or in blocks by several processes; mistakes are named by file and line."""
 
 import codecs
 import hashlib
+import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from scripts.errors import UserError
-from scripts.rows.blocks import LONGEST_LINE
 
+BLOCK_BYTES = 4 << 20
+LONGEST_LINE = 256 << 20
 _decode = msgspec.json.Decoder().decode
 
 
@@ -60,6 +63,46 @@ def decode_row(line: bytes) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise RowError(f"a row must be a JSON object, not {type(row).__name__}")
     return row
+
+
+@dataclass(frozen=True)
+class Block:
+    """Whole lines of a file, `size` bytes from `start`; the file's last line may lack a newline."""
+
+    path: Path
+    start: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the block's bytes; UserError if the file shrank."""
+        with self.path.open("rb") as file:
+            file.seek(self.start)
+            data = file.read(self.size)
+        if len(data) != self.size:
+            raise UserError(f"{self.path}: became shorter during reading; fetch or make the file again")
+        return data
+
+    def lines_before(self) -> int:
+        """Count the lines of the file before the block."""
+        with self.path.open("rb") as file:
+            sizes = (min(BLOCK_BYTES, self.start - offset) for offset in range(0, self.start, BLOCK_BYTES))
+            return sum(file.read(size).count(b"\n") for size in sizes)
+
+
+def blocks_of(path: Path, start: int = 0, end: int | None = None) -> Iterator[Block]:
+    """Yield blocks of about `BLOCK_BYTES` from byte `start` to byte `end`, both at a line's start.
+
+    Blocks end after a newline, so a long line makes a long block. UserError for a line above 256 MiB, before a file
+    without newlines fills the memory.
+    """
+    with path.open("rb") as file:
+        end = os.fstat(file.fileno()).st_size if end is None else end
+        while start < end:
+            file.seek(min(start + BLOCK_BYTES, end) - 1)
+            if len(file.readline(LONGEST_LINE + 1)) > LONGEST_LINE:
+                raise UserError(f"{path}: more than {LONGEST_LINE >> 20} MiB without a newline; is the file JSONL?")
+            yield Block(path, start, file.tell() - start)
+            start = file.tell()
 
 
 def row_or_error(line: bytes) -> dict[str, Any] | RowError:

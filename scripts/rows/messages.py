@@ -8,6 +8,7 @@ from typing import Any
 from scripts.errors import shortened
 
 Message = dict[str, Any]
+Row = dict[str, Any]
 SHOWN = 60
 NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 

@@ -8,9 +8,8 @@ from typing import Any
 from PIL import Image
 
 from scripts.errors import UserError
-from scripts.rows.messages import closing_text, messages_of, tools_of
+from scripts.rows.messages import Row, closing_text, messages_of, tools_of
 
-Row = dict[str, Any]
 Messages = list[dict[str, Any]]
 PICTURE = "[picture]"
 

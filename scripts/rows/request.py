@@ -122,26 +122,20 @@ class Item(Struct):
     encrypted_content: str | None = None
 
     def __post_init__(self) -> None:
-        """Require the fields of the item's type, and an object as a call's arguments."""
+        """Require the fields of the item's type, an object as a call's arguments, and parts of one side alone."""
         if self.type == "message" and isinstance(self.content, str) and self.role is not UNSET:
             return
         for field in ITEM_FIELDS[self.type]:
             if getattr(self, field) in (UNSET, None):
                 raise broken(field, "is null" if getattr(self, field) is None else f"is missing in a {self.type}")
         if self.type == "message" and isinstance(self.content, list):
-            self._check_parts()
+            outputs = sum(isinstance(part, OutputText | Refusal) for part in self.content)
+            if outputs and (self.role != "assistant" or not isinstance(self.id, str) or self.status is None):
+                raise broken("content", "has a part that only an assistant's message with an id can have")
+            if 0 < outputs < len(self.content):
+                raise broken("content", "mixes parts that the assistant said with input_text or input_image")
         if self.type == "function_call" and self.arguments:  # vLLM takes an empty text for no arguments
             parse(self.arguments, "arguments", dict)
-
-    def _check_parts(self) -> None:
-        """Require input parts only, or output parts only in an assistant's message."""
-        outputs = sum(isinstance(part, OutputText | Refusal) for part in self.content)
-        if not outputs:
-            return
-        if self.role != "assistant" or not isinstance(self.id, str) or self.status is None:
-            raise broken("content", "has a part that only an assistant's message with an id can have")
-        if outputs < len(self.content):
-            raise broken("content", "mixes parts that the assistant said with input_text or input_image")
 
 
 class Tool(Struct, forbid_unknown_fields=True):

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from scripts.errors import UserError, warn
 from scripts.recipe.reward_probe import Probe
+from scripts.rewards.episode import TooLate, time_limit
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
-from scripts.rewards.time_limit import TooLate, time_limit
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.rows.messages import messages_of, text_of
 

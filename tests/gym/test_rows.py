@@ -14,7 +14,8 @@ from demo.synthesize import write_source
 from scripts.data.fill import fill_blend
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
-from scripts.rewards.registry import SPECS, contract_of
+from scripts.rewards.registry import SPECS
+from scripts.rows.kinds import contract_of
 from scripts.rows.request import PromptRow, problem_of
 from tests.conftest import ROOT
 from tests.gym.verify import PYTHON, gym_verify, needs_gym

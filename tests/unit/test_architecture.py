@@ -66,7 +66,6 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.turns",
     "scripts.evaluate.score",
     "scripts.evaluate.tasks",
-    "scripts.generated.ranker",
     "scripts.generated.vllm_engine",
     "scripts.backends.trl.probe",
 }

@@ -13,7 +13,7 @@ from scripts.data import check
 from scripts.data.check import Rules, check_files, describe
 from scripts.errors import CutOffError, UserError
 from scripts.program import run_command_line
-from scripts.rows import blocks
+from scripts.rows import jsonl
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
 from scripts.rows.parallel import AHEAD, default_workers, in_order
 from tests.conftest import refusal
@@ -216,7 +216,7 @@ def test_demonstrations_bear_one_of_the_blends_environments(run, write_rows):
 def test_one_worker_and_three_find_the_same(write_rows, monkeypatch):
     rows = [row(id=number) if number % 7 else row(expected_answer=number) for number in range(3000)]
     split, other = write_rows("split.jsonl", rows), write_rows("other.jsonl", rows[1:7] * 100)
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 20_000)
     tables = [refusal(check_files, [split, other], Rules(), workers) for workers in (1, 3)]
     assert tables[0] == tables[1] and f"{split}:8 " in tables[0]
     allow = frozenset(key_of(line_of(bad)) for bad in rows[::7])

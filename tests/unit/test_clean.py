@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from scripts.data.clean import Cleaner, mark_of
-from scripts.data.decontaminate import Benchmark, words_of
+from scripts.data.clean import Benchmark, Cleaner, mark_of, words_of
 from scripts.rows.kinds import KINDS
 
 NATALIA = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."

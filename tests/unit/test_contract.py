@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from scripts.recipe.environment import Environment
-from scripts.rewards.registry import SPECS, contract_of
+from scripts.rewards.registry import SPECS
 from scripts.rows.examples import Example
-from scripts.rows.kinds import KINDS
+from scripts.rows.kinds import KINDS, contract_of
 from scripts.rows.request import PromptRow, problem_of
 from tests.cases import cases, tables_of
 

@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from demo.synthesize import TABLE_SCHEMA
 from scripts.data.fill import FILES, fill_blend
-from scripts.data.placeholders import TABLES, PlaceholderError, answer_text, fill_dapo, fill_skywork
-from scripts.data.question_tables import ExternalTables
+from scripts.data.placeholders import TABLES, ExternalTables, PlaceholderError, answer_text, fill_dapo, fill_skywork
 from scripts.data.source_record import describe_file, xxh3_file
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.recipe.source import Reasoning
-from scripts.rows import blocks
+from scripts.rows import jsonl
 from tests import programs
 from tests.cases import cases
 from tests.conftest import refusal
@@ -369,7 +368,7 @@ def test_the_splits_are_those_of_a_slow_and_obvious_implementation(data, tmp_pat
     blend.write_bytes(content)
     rows = len([line for line in lines if line.strip()])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "BLOCK_BYTES", data.draw(st.sampled_from([1, 50, 300, 1 << 20])))
+        patch.setattr(jsonl, "BLOCK_BYTES", data.draw(st.sampled_from([1, 50, 300, 1 << 20])))
         if rows <= held_out + test:
             said = refusal(fill_blend, blend, shared_tables, folder / "out", held_out, test)
             assert ("leave no row to train on" if rows == len(lines) else "no row") in said and files_in(
@@ -405,7 +404,7 @@ def long_blend(tmp_path_factory):
 
 
 def test_the_splits_and_the_manifest_are_the_same_for_any_number_of_workers(long_blend, tmp_path, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 10_000)
     described = [
         fill_blend(long_blend, long_blend.parent / "tables", tmp_path / str(workers), 100, 50, workers=workers)
         for workers in (1, 2, 3)

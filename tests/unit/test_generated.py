@@ -13,10 +13,8 @@ from scripts.commands.plan import check_budget, plan_text
 from scripts.commands.project import Project
 from scripts.data.fill import FILES
 from scripts.generated import select as selecting
-from scripts.generated.asked import prompts_of
-from scripts.generated.kept import Kept
-from scripts.generated.sample import sample
-from scripts.generated.schemas import JUDGED
+from scripts.generated.judge import JUDGED
+from scripts.generated.sample import Kept, prompts_of, sample
 from scripts.generated.select import Selection
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe, load_site

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from scripts.errors import UserError
 from scripts.model.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.rows import blocks
+from scripts.rows import jsonl
 from tests.cases import cases
 from tests.pretrained import tokenizer
 
@@ -48,7 +48,7 @@ def test_the_texts_of_every_kind_of_row_are_counted(row, tokens, by_words, write
 
 
 def test_every_row_that_is_too_long_is_named(by_words, write_rows, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 300)
     split = write_rows("split.jsonl", [prompt(50 if number % 20 == 7 else 3) for number in range(100)])
     for workers in (1, 2):
         found = token_lengths(split, "prompts", by_words, 50, workers)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from scripts.data import archives, mmpr, mmpr_tiny
+from scripts.data import index, mmpr, mmpr_tiny
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
 from tests.cases import cases
@@ -123,7 +123,7 @@ def ours(output: Path) -> dict[str, bytes]:
 
 
 def leftovers(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob(".*") if path.name != archives.MARK]
+    return [path for path in folder.rglob(".*") if path.name != index.MARK]
 
 
 def test_the_loader_finds_every_row_and_the_manifest_counts_what_it_takes(prepare, published, tmp_path):
@@ -287,7 +287,7 @@ def test_images_that_someone_spoilt_are_extracted_again_and_a_killed_try_leaves_
 
 
 def test_an_archive_that_the_disk_cannot_hold_is_refused_before_anything_is_unpacked(refused, monkeypatch):
-    monkeypatch.setattr(archives.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=3))
+    monkeypatch.setattr(index.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=3))
     assert refused().endswith("kB at results/data/mpo/MMPR/annotations, but 3 bytes are free")
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from scripts.data.reasoning import control, control_line
+from scripts.data.fill import control, control_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.source import Reasoning
 

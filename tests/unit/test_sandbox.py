@@ -140,7 +140,7 @@ def test_what_asks_a_training_to_stop_leaves_it_its_servers():
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         server._process.send_signal(number)
     assert sandbox.call("print(2)").output == "2\n"
-    assert not server.has_ended(), "Slurm sends these to every process of a job"
+    assert server._process.poll() is None, "Slurm sends these to every process of a job"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.data.download import fetch_source
-from scripts.data.fetcher import Fetcher, Wanted
+from scripts.data.download import Fetcher, Wanted, fetch_source
 from scripts.errors import UserError
 from scripts.files import file_inside, replace_directory, sync_tree
 from scripts.model.hugging_face import INDEX, tensors_of

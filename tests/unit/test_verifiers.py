@@ -20,10 +20,16 @@ from scripts.rewards.environments import (
     structured_outputs,
     tool_use,
 )
-from scripts.rewards.instructions import INSTRUCTIONS, obeys
+from scripts.rewards.environments.instruction_following import (
+    INSTRUCTIONS,
+    count_sentences,
+    language_of,
+    obeys,
+    split_sentences,
+    tokens,
+)
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.response import FunctionCall, parse_calls
-from scripts.rewards.sentences import count_sentences, language, split_sentences, tokens
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT
 
@@ -215,7 +221,7 @@ def test_sentences_words_and_language():
     assert count_sentences("") == 0
     assert tokens("I don't, it's A.") == ["I", "do", "n't", ",", "it", "'s", "A", "."]
     assert tokens('"Hi" ("yes")') == ["``", "Hi", "''", "(", "``", "yes", "''", ")"]
-    assert language("12 345") is None
+    assert language_of("12 345") is None
 
 
 # the tool-use family

@@ -21,7 +21,7 @@ from scripts.backends.trl.doubts import unfit_readers  # noqa: E402
 from scripts.backends.trl.measuring import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
-from scripts.generated.ranker import Ranker  # noqa: E402
+from scripts.generated.judge import scores_by  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.chat_format import ChatFormat  # noqa: E402
 from scripts.rows.examples import preference_of  # noqa: E402
@@ -162,7 +162,7 @@ def test_it_ranks_the_responses_of_a_generated_blend_as_it_scores_each_alone(sta
             ).logits.item()
             for text in texts
         ]
-    scores = Ranker(export.parent / "record.json", "cpu").scores(row, texts)
+    scores = scores_by(export.parent / "record.json", "cpu", 1)(row, texts)
     assert scores == pytest.approx(alone, abs=1e-4) and len({*scores}) > 1
 
 

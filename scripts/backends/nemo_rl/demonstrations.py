@@ -16,9 +16,8 @@ from scripts.backends.nemo_rl.training import NemoRlTraining
 from scripts.backends.tokens import load_here
 from scripts.errors import UserError
 from scripts.files import open_atomically
-from scripts.rows.blocks import Block, blocks_of
 from scripts.rows.chat_format import ChatFormat, tokenizer_of
-from scripts.rows.jsonl import decode_row, read_rows
+from scripts.rows.jsonl import Block, blocks_of, decode_row, read_rows
 from scripts.rows.parallel import default_workers, in_order
 from scripts.rows.prompts import as_chat, pictures_of, render
 

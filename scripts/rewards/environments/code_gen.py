@@ -25,13 +25,8 @@ SECONDS = 10.0
 _NAMED = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"]
 _NAMED += ["itertools", "functools", "operator", "io", "sys", "json"]
 _STARRED = [*_NAMED, "builtins", "typing"]
-_PRELUDE = "".join(
-    [
-        *(f"from {module} import *\n" for module in _STARRED),
-        f"import {', '.join(_NAMED)}\n",
-        "sys.setrecursionlimit(50000)\n",
-    ]
-)
+_PRELUDE = "".join(f"from {module} import *\n" for module in _STARRED)
+_PRELUDE += f"import {', '.join(_NAMED)}\nsys.setrecursionlimit(50000)\n"
 
 
 class UnitTests(Struct):
@@ -78,12 +73,8 @@ def verify(row: dict[str, Any], response: str) -> float:
     if not code or "<think>" in response or "</think>" in response:
         return 0.0
     tests = row["verifier_metadata"]["unit_tests"]
-    return float(
-        all(
-            _passes(code, tests.get("fn_name"), given, expected)
-            for given, expected in zip(tests["inputs"], tests["outputs"], strict=True)
-        )
-    )
+    cases = zip(tests["inputs"], tests["outputs"], strict=True)
+    return float(all(_passes(code, tests.get("fn_name"), given, expected) for given, expected in cases))
 
 
 def _passes(code: str, name: str | None, given: str, expected: str) -> bool:

@@ -65,9 +65,7 @@ def _alike(expected: Any, actual: Any, threshold: float) -> bool:
             _alike(value, actual[key], threshold) for key, value in expected.items()
         )
     if isinstance(expected, list):
-        return len(expected) == len(actual) and all(
-            _alike(item, actual_item, threshold) for item, actual_item in zip(expected, actual, strict=True)
-        )
+        return len(expected) == len(actual) and all(map(partial(_alike, threshold=threshold), expected, actual))
     if isinstance(expected, float):
         return abs(expected - actual) < 1e-6
     if isinstance(expected, str):
