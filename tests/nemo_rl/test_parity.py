@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.backends.nemo_rl.continuing import lay_in
+from scripts.backends.nemo_rl.checkpoints import lay_in
 from scripts.backends.nemo_rl.export import WORKER, convert
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.load import load_recipe, load_site

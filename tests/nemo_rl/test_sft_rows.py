@@ -11,8 +11,8 @@ import pytest
 import trl
 from PIL import Image
 
+from scripts.backends.nemo_rl.command import overrides_of
 from scripts.backends.nemo_rl.demonstrations import as_read, chunks_of, parts_of, write_rows
-from scripts.backends.nemo_rl.hydra import overrides_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.training import NemoRlTraining
 from scripts.errors import UserError

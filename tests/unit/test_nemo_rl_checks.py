@@ -16,9 +16,8 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.kept_rates import check_continuing
 from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
-from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
+from scripts.backends.nemo_rl.checks.silent import check_adapters, check_continuing, check_optimizer_offload
 from scripts.backends.nemo_rl.checks.sums import GYM, check_rows_and_steps
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.images import PROVED

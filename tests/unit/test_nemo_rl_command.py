@@ -19,9 +19,9 @@ from scripts.backends.nemo_rl.command import (
     cluster_environment,
     driver_command,
     hydra_overrides,
+    hydra_value,
     kept_checkpoints,
 )
-from scripts.backends.nemo_rl.hydra import hydra_value
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.upstream import any_launch

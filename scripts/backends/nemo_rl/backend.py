@@ -10,11 +10,10 @@ from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.continuing import lay_in
 from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert

@@ -5,19 +5,21 @@ and configs refuse paths with spaces; other values are quoted for Hydra and then
 command; tokens stay in the job's environment.
 """
 
+import math
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scripts.backends.nemo_rl.containers import mark_check
-from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
 from scripts.backends.nemo_rl.pools import judge_overrides, pool_environment
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.training import ROUTING
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
+from scripts.recipe.yaml_file import leaves
 
 SETTINGS = (
     *("sft", "grpo", "dpo", "mpo", "rm", "distillation", "on_policy_distillation"),
@@ -54,6 +56,9 @@ FAIL_DRIVER = """fail() { echo "error: $1"; exit 1; }"""
 NO_APPTAINER = (
     "no Apptainer after five tries at {}; let the nodes reach it, or name an image that has it (site's nemo_rl.images)"
 )
+_PLAIN = re.compile(r"[A-Za-z0-9_./@-]*[A-Za-z_/@-][A-Za-z0-9_./@-]*")
+_OTHER_MEANING = {"true", "false", "null", "inf", "nan", "yes", "no", "on", "off"}
+_NUMBER_LIKE = re.compile(r"[+-]?[0-9_.]+([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,38 @@ def hydra_overrides(launch: Launch) -> list[str]:
         return overrides
     kept = (text for text in overrides if not re.match(r"[+~]*policy\.dtensor_cfg\._v2\b", text))
     return [re.sub(r"^([+~]*policy\.)dtensor_cfg\b", r"\1automodel_cfg", text) for text in kept]
+
+
+def overrides_of(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield ``key=value`` for each leaf of nested settings; nothing for an empty mapping."""
+    return (f"{name}={hydra_value(value)}" for name, value in leaves(settings))
+
+
+def hydra_value(value: Any) -> str:
+    """Return a value in Hydra's grammar (hydra.cc/docs/advanced/override_grammar), parsed to the same value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value) if math.isfinite(value) else str(value)  # inf, -inf, nan
+    if isinstance(value, list | tuple):
+        return f"[{','.join(hydra_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{hydra_value(str(key))}:{hydra_value(item)}' for key, item in value.items())}}}"
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    """Return a string, in single quotes unless the bare text is unambiguous.
+
+    In quotes a backslash escapes a quote, and a backslash before a quote; before ``${`` a backslash stops OmegaConf
+    from reading a reference.
+    """
+    if _PLAIN.fullmatch(text) and text.lower() not in _OTHER_MEANING and not _NUMBER_LIKE.fullmatch(text):
+        return text
+    text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+    text = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
+    text = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, text)
+    return f"'{text}'"
 
 
 def _filled(value: Any, launch: Launch) -> Any:

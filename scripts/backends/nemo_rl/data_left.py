@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.continuing import begins_anew
+from scripts.backends.nemo_rl.checkpoints import begins_anew
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.stage.progress import Reach, note_reach, noted_reach

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 
-from scripts.backends.nemo_rl.judges import Judge
 from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.training import Judge
 from scripts.errors import UserError
 
 TOOLS = Path("tools/external_gym_vllm")

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.judges import Judge, JudgeModel, JudgeName
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
-from scripts.backends.nemo_rl.training import ROUTING, NemoRlConfig, NemoRlTraining
+from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeName, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel

@@ -12,12 +12,15 @@ from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.export import trains_adapters
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.model.hugging_face import config_of
 from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import chat_template_of, compiled_template
+from scripts.stage.stage import Stage
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
+RATES = ("policy.optimizer", "policy.scheduler")
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 SPECULATION_KEY = "policy.generation.vllm_kwargs.speculative_config"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
@@ -59,6 +62,26 @@ def check_optimizer(context: StageContext) -> Iterator[Finding]:
         yield context.error(
             91, "checkpointing.save_optimizer is false: a resume would go on with an empty optimizer; make it true"
         )
+
+
+def check_continuing(context: StageContext) -> Iterator[Finding]:
+    """Find a release that keeps the loader's position, and an optimizer that keeps the parent's rate."""
+    if context.settings.continues is None:
+        return
+    if "begins_data_anew" not in context.release.can:
+        says = f"continues: {context.release.name} would go on at the parent's row of the data; name a later release"
+        yield context.error(78, says)
+    if context.setting("policy.megatron_cfg.enabled"):
+        key = "policy.megatron_cfg.scheduler.override_opt_param_scheduler"
+        if not context.setting(key):
+            yield context.error(92, f"continues: the optimizer would keep the parent's rate; set {key}: true")
+        return
+    stage = Stage(context.stage.recipe, context.stage.results, context.settings.continues)
+    parent = StageContext(**vars(runtime_of(stage.recipe, stage.name, context.site)), stage=stage)
+    for key in RATES:
+        if context.setting(key) != parent.setting(key):
+            says = f"continues: {key} is not {stage.name}'s, whose rate the optimizer keeps without Megatron"
+            yield context.error(92, f"{says}; set it to {parent.setting(key)}")
 
 
 def check_loss(context: StageContext) -> Iterator[Finding]:
