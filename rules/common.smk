@@ -21,7 +21,7 @@ from scripts.stage.stage import Stage
 CONFIG = parse_config(config)
 RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
 os.environ[START] = CONFIG.start or ""
-CONSOLE.messages.config, CONSOLE.messages.recipe = CONFIG, RECIPE
+CONSOLE.config, CONSOLE.recipe = CONFIG, RECIPE
 SITE = load_site(Path(CONFIG.site), RECIPE)
 RESULTS = CONFIG.folder
 SETTINGS = f"{RESULTS}/settings"

@@ -26,7 +26,7 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.slurm.client import ENDED_STATES, ask, in_one_line, show
+from scripts.slurm.client import ENDED_STATES, accounted_state, ask, in_one_line, show
 from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
 from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
 from scripts.slurm.resources import ARGUMENTS, SECOND
@@ -197,7 +197,7 @@ def job_states(call: str, results: str) -> dict[str, str]:
         if record.state == "COMPLETED":
             seen[job_id] = record
         elif job_id not in seen:
-            state = record.state if record.state in ENDED_STATES else accounted_state(job_id)
+            state, *_ = [record.state] if record.state in ENDED_STATES else [*accounted_state(job_id).split(), UNKNOWN]
             seen[job_id] = replace(record, state=state)
     write_call(call, seen)
     states = {job_id: record.state for job_id, record in seen.items()}
@@ -205,15 +205,6 @@ def job_states(call: str, results: str) -> dict[str, str]:
         if state in MAY_BE_REQUEUED:
             states[job_id] = "FAILED" if job_id in known and known[job_id].state == state else "RUNNING"
     return states
-
-
-def accounted_state(job_id: str) -> str:
-    """Return a job's final state by the accounting database, if any."""
-    try:
-        words = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}").split()
-    except UserError:
-        return UNKNOWN
-    return words[0] if words else UNKNOWN
 
 
 def end_of(job_id: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
-from scripts.slurm import executor, jobs
+from scripts.slurm import client, executor, jobs
 from scripts.slurm.client import SlurmUnreachableError
 from scripts.slurm.executor import job_states
 from scripts.slurm.jobs import find_orphans, latest_jobs, note_submission, note_success, read_call
@@ -26,7 +26,7 @@ def squeue(tmp_path, monkeypatch):
             raise said
         return said
 
-    for module in (executor, jobs):
+    for module in (client, executor, jobs):
         monkeypatch.setattr(module, "ask", ask)
     return answer
 

@@ -44,10 +44,10 @@ for config, targets in json.loads(sys.argv[1]):
             resource_settings=ResourceSettings(cores=1), config_settings=ConfigSettings(config=config),
             snakefile=Path("Snakefile"),
         )
-        messages = made._workflow.globals["CONSOLE"].messages
+        console = made._workflow.globals["CONSOLE"]
         for target in targets:
             error = __import__("snakemake").exceptions.MissingRuleException(target)
-            said[target] = messages.line(error)
+            said[target] = console.line(error)
 print(json.dumps(said))
 """
 

@@ -24,13 +24,10 @@ from scripts.backends.stop import StopRequest
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site
-from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import ShownRow, read_if_there
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
-from scripts.stage.progress import Reach
-from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 
 
@@ -48,11 +45,9 @@ class NemoRl(Backend):
     findings = staticmethod(findings)
     chat_format = staticmethod(chat_format_of)
     seal_finished = staticmethod(seal_finished)
+    begin_from = staticmethod(lay_in)
+    reach_of = staticmethod(reach_of)
     export = staticmethod(convert)
-
-    def begin_from(self, run: Path, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
-        """Lay the parent's checkpoint into the run, whose rows begin anew."""
-        return lay_in(run, parent, config.is_asynchronous)
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Start the driver in the Slurm job and watch to the end."""
@@ -103,13 +98,6 @@ class NemoRl(Backend):
             ids = tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"]
             rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
         return rows
-
-    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
-        """Return the step an attempt reaches; asynchronous training loses rows at every resume."""
-        if not config.is_asynchronous:
-            return Reach(planned)
-        reach = reach_of(run, newest, config.planned_step(rows), rows)
-        return reach if reach.step <= planned else Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
         """Return the stage's container, with digest and hash from the name or the record beside the file."""

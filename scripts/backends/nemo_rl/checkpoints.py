@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from scripts.backends.nemo_rl.training import NemoRlConfig
 from scripts.errors import UserError
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory, write_json, write_text
 from scripts.records import Files, read_record
@@ -116,7 +117,7 @@ def pass_over_newer(run: Path, resume_from: Path | None) -> None:
             _set_aside(path, "passed_over")
 
 
-def lay_in(run: Path, parent: Checkpoint, is_asynchronous: bool) -> Checkpoint:
+def lay_in(run: Path, parent: Checkpoint, config: NemoRlConfig) -> Checkpoint:
     """Make the parent's checkpoint one of this run, by hard links; return it.
 
     `current_step` counts an epoch's steps, or all steps where training is asynchronous.
@@ -126,12 +127,12 @@ def lay_in(run: Path, parent: Checkpoint, is_asynchronous: bool) -> Checkpoint:
         with replace_directory(path) as fresh:
             ignored = shutil.ignore_patterns(*LEFT)
             shutil.copytree(parent.path, fresh, copy_function=link_or_copy, ignore=ignored, dirs_exist_ok=True)
-            within = WITHIN_EPOCH if is_asynchronous else (*WITHIN_EPOCH, "current_step")
+            within = WITHIN_EPOCH if config.is_asynchronous else (*WITHIN_EPOCH, "current_step")
             info = read_json(parent.path / "training_info.json")
             write_json(fresh / "training_info.json", info | dict.fromkeys(info.keys() & within, 0))
-            config = yaml.safe_load((parent.path / "config.yaml").read_text(encoding="utf-8"))
-            config["data"]["train"] = {"dataset_name": BEFORE}
-            write_text(fresh / "config.yaml", yaml.safe_dump(config))
+            saved = yaml.safe_load((parent.path / "config.yaml").read_text(encoding="utf-8"))
+            saved["data"]["train"] = {"dataset_name": BEFORE}
+            write_text(fresh / "config.yaml", yaml.safe_dump(saved))
         seal_finished(run)
     return Checkpoint(parent.step, path)
 

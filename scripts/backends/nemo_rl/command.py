@@ -87,11 +87,6 @@ class Launch:
     environments: tuple[str, ...] = ()
 
     @property
-    def models(self) -> list[str]:
-        """Return the start and all teachers, each once."""
-        return list(dict.fromkeys([self.model, *self.teachers.values()]))
-
-    @property
     def checks(self) -> list[str]:
         """Return the shell text that refuses another image than the site's, calling `fail`."""
         return [mark_check(self.mark, self.runtime.image)] if self.mark else []
@@ -130,19 +125,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
         paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
         nested |= _filled(runtime.release.sft_data, launch) if stage.algorithm == "sft" else paths
     added = {f"+{section}": values for section, values in added.items()}
-    overrides = [
-        text
-        for part in (
-            nested,
-            settings,
-            added,
-            judge_overrides(runtime),
-            _nodes(runtime),
-            _teachers(launch),
-            _steps(launch),
-        )
-        for text in overrides_of(part)
-    ]
+    parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), _teachers(launch), _steps(launch))
+    overrides = [text for part in parts for text in overrides_of(part)]
     if stage.routes:
         models = {name: launch.teachers[role] for name, role in _taught(launch).items()}
         # once without and once with a value, since Hydra lays a mapping over the config's
@@ -275,7 +259,8 @@ def driver_command(launch: Launch) -> str:
     lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.stated.items()]
     lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
-    lines += [shlex.join([*python, "-c", PREWARM, model]) for model in launch.models]
+    models = dict.fromkeys([launch.model, *launch.teachers.values()])
+    lines += [shlex.join([*python, "-c", PREWARM, model]) for model in models]
     deadline = "checkpointing.checkpoint_must_save_by=null"
     if launch.save_by is not None:
         lines += [

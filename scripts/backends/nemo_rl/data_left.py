@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.checkpoints import begins_anew
+from scripts.backends.nemo_rl.training import NemoRlConfig
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.stage.progress import Reach, note_reach, noted_reach
@@ -25,17 +26,17 @@ from scripts.stage.rundir import Checkpoint
 LOADER, BUFFER = "train_dataloader.pt", "replay_buffer.pt"
 
 
-def reach_of(run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) -> Reach:
-    """Return the step an attempt reaches from a checkpoint (None: fresh), as noted or by the checkpoint's files."""
-    start = checkpoint.step if checkpoint else 0
-    if noted := noted_reach(run, start):
-        return noted
-    if checkpoint is None or start >= planned:
-        return Reach(planned)
-    step = min(planned, sure_step(checkpoint, rows))
-    reach = Reach(step, is_end=step < planned)
-    note_reach(run, start, reach)
-    return reach
+def reach_of(config: NemoRlConfig, run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) -> Reach:
+    """Return the step an attempt reaches from a checkpoint (None: fresh), as noted or by the checkpoint's files.
+
+    Asynchronous training loses rows at every resume. `planned` may come before the config's last step.
+    """
+    start, last = checkpoint.step if checkpoint else 0, config.planned_step(rows) or planned
+    reach = noted_reach(run, start) if config.is_asynchronous else Reach(planned)
+    if reach is None and checkpoint is not None and start < last:
+        step = min(last, sure_step(checkpoint, rows))
+        note_reach(run, start, reach := Reach(step, is_end=step < last))
+    return reach if reach and reach.step <= planned else Reach(planned)
 
 
 def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
@@ -47,7 +48,7 @@ def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
     if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
         note_reach(job.run, checkpoint.step, aimed)
     try:
-        reach_of(job.run, checkpoint, job.planned, job.rows)
+        reach_of(job.config, job.run, checkpoint, job.planned, job.rows)
     except UserError as error:  # raised again where an attempt would resume
         print(f"{job.stage}: {error}", flush=True)
 
@@ -58,7 +59,7 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
     Where the data had ended (a failed prompt group takes the place of a batch), the stage ends there.
     """
     start = newest.step if newest else 0
-    known = reach_of(job.run, newest, job.planned, job.rows)
+    known = reach_of(job.config, job.run, newest, job.planned, job.rows)
     if logged < known.step and (data_ended or logged > start):
         note_reach(job.run, start, Reach(logged, is_end=data_ended))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.command import Launch, cluster_environment
 from scripts.backends.nemo_rl.containers import clear
-from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, Cause, cause_of, refused_container, step_logs
+from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, refused_container, step_logs
 from scripts.backends.nemo_rl.pools import SCRIPT, pools_of
 from scripts.backends.nemo_rl.releases import Release
 from scripts.backends.nemo_rl.runtime import container_environment
@@ -114,10 +114,6 @@ class RaySub:
         """Return the driver's log of this start; None without one."""
         log = self.cluster_logs() / "ray-driver.log"
         return log if log.exists() and log.stat().st_mtime >= self.started - 1 else None
-
-    def cause(self) -> Cause | None:
-        """Return why the driver ended, by the logs; None when unknown."""
-        return cause_of(self.driver_log(), self.log, self.cluster_logs())
 
 
 def warn_of_ports(stage: str, release: Release) -> None:

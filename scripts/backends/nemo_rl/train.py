@@ -14,7 +14,7 @@ from scripts.backends.nemo_rl.containers import mark_of
 from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
-from scripts.backends.nemo_rl.outcome import data_ended
+from scripts.backends.nemo_rl.outcome import cause_of, data_ended
 from scripts.backends.nemo_rl.pools import ask_addresses
 from scripts.backends.nemo_rl.ray_sub import RaySub
 from scripts.backends.nemo_rl.releases import release_of
@@ -63,7 +63,8 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     """Return a start of the stage's driver on the site; `save_by` leaves the site's margin before the end."""
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), site)
     parent, model = job.parent_model, job.config.model
-    splits = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
+    folder = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
+    splits = read_if_there(job.train_split.with_name("manifest.json"), Manifest)
     last, save_by = _last_step(job), None
     is_other = job.resume_from is not None or last != job.planned  # than the schedule NeMo-RL makes of max_num_steps
     if job.stop.deadline is not None:
@@ -71,8 +72,8 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
-        train_split=(splits / job.train_split.name).absolute(),
-        validation_split=(splits / "val-split.jsonl").absolute(),
+        train_split=(folder / job.train_split.name).absolute(),
+        validation_split=(folder / "val-split.jsonl").absolute(),
         checkpoints=(job.run / "checkpoints").absolute(),
         logs=(job.run / "logs").absolute(),
         max_num_steps=last,
@@ -81,13 +82,8 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
         save_by=save_by,
         mark=mark_of(runtime.image),
         teachers={role.partition(".")[2]: str(path.resolve()) for role, path in job.roles.items()},
-        environments=_environments(job.train_split.with_name("manifest.json")),
+        environments=tuple(splits["train"].get("environments", {})) if splits else (),
     )
-
-
-def _environments(manifest: Path) -> tuple[str, ...]:
-    splits = read_if_there(manifest, Manifest)
-    return tuple(splits["train"].get("environments", {})) if splits else ()
 
 
 def _last_step(job: TrainingJob) -> int:
@@ -96,8 +92,7 @@ def _last_step(job: TrainingJob) -> int:
     A job to an earlier step ends the driver once the step is saved, so that weights are as if training went on.
     """
     newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
-    is_asynchronous, planned = job.config.is_asynchronous, job.planned or 0
-    return reach_of(job.run, newest, planned, job.rows).step if is_asynchronous else planned
+    return reach_of(job.config, job.run, newest, job.planned or 0, job.rows).step
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
@@ -171,7 +166,7 @@ def _judge(job: TrainingJob, launch: Launch, watch: _Watch, cluster: RaySub) -> 
     if reached == job.max_num_steps or job.stop.signalled:
         return
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
-    cause = cluster.cause()
+    cause = cause_of(cluster.driver_log(), cluster.log, cluster.cluster_logs())
     is_end = cause is not None and cause.kind == "exhausted"
     if watch.stalled or is_end:
         raise _standstill(job, watch, newest, log, is_end)

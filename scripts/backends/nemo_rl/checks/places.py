@@ -11,9 +11,9 @@ import psutil
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.silent import has_adapters
 from scripts.backends.nemo_rl.containers import SCRIPT as CONTAINERS
 from scripts.backends.nemo_rl.containers import doubts_of, places_of
+from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
 from scripts.backends.nemo_rl.upstream import unknown_keys
@@ -36,7 +36,7 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
         yield context.error(23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2")
     if megatron and context.settings.algorithm == "reward":
         yield context.error(15, "policy.megatron_cfg.enabled is on, but NeMo-RL trains reward models by DTensor alone")
-    in_shards = dtensor and not megatron and not has_adapters(context)
+    in_shards = dtensor and not megatron and not trains_adapters(context.setting("policy") or {})
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
             15,

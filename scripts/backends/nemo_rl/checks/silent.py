@@ -163,17 +163,12 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
         )
 
 
-def has_adapters(context: StageContext) -> bool:
-    """Return whether a stage trains adapters alone."""
-    return trains_adapters(context.setting("policy") or {})
-
-
 def check_adapters(context: StageContext) -> Iterator[Finding]:
     """Find adapters that are left out of training, or that no export can merge."""
     section, other = (MEGATRON, DTENSOR) if context.setting("policy.megatron_cfg.enabled") else (DTENSOR, MEGATRON)
     if context.setting(f"{other}.enabled"):
         yield context.error(76, f"{other}.enabled is on, but that is not what trains; say it in {section}")
-    if not has_adapters(context):
+    if not trains_adapters(context.setting("policy") or {}):
         return
     if "merges_adapters" not in context.release.can:
         yield context.error(15, f"{section}.enabled is on, but {context.release.name} has no peft to merge them by")
