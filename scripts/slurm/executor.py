@@ -127,8 +127,12 @@ class Executor(plugin.Executor):
 
     def _report_end(self, job: SubmittedJobInfo, state: str) -> None:
         has_own_log = any(Path(log).is_file() and Path(log).stat().st_size for log in job.job.log)
-        said = f"SLURM-job '{job.external_jobid}' failed, SLURM status is: '{state}'. "
-        said += f"Reason: {end_of(job.external_jobid)}."
+        end = "unknown to Slurm"
+        with suppress(UserError):
+            told = {"ExitCode": "?"} | show("job", job.external_jobid)
+            status = told["ExitCode"].split(":")[0]
+            end = f"{told.get('JobState')}, exit status {status} on {told.get('NodeList')}"
+        said = f"SLURM-job '{job.external_jobid}' failed, SLURM status is: '{state}'. Reason: {end}."
         self.report_job_error(job, msg=said, aux_logs=[] if has_own_log else [str(job.aux["slurm_logfile"])])
 
     def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
@@ -205,13 +209,3 @@ def job_states(call: str, results: str) -> dict[str, str]:
         if state in MAY_BE_REQUEUED:
             states[job_id] = "FAILED" if job_id in known and known[job_id].state == state else "RUNNING"
     return states
-
-
-def end_of(job_id: str) -> str:
-    """Describe a job's end in a few words: state, exit status, nodes."""
-    try:
-        fields = show("job", job_id)
-    except UserError:
-        return "unknown to Slurm"
-    status = fields.get("ExitCode", "?").split(":")[0]
-    return f"{fields.get('JobState')}, exit status {status} on {fields.get('NodeList')}"

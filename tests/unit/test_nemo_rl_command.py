@@ -43,10 +43,8 @@ def launch(stage: str = "rlvr1", **changes) -> Launch:
     return Launch(
         runtime=Runtime(stage, settings, release_of("v0.7.0"), SITE),
         model="/lustre/models/sft",
-        train_split=Path("/lustre/r/data/rlvr1/train-split.jsonl"),
-        validation_split=Path("/lustre/r/data/rlvr1/val-split.jsonl"),
-        checkpoints=Path("/lustre/r/rlvr1/run/checkpoints"),
-        logs=Path("/lustre/r/rlvr1/run/logs"),
+        data=Path("/lustre/r/data/rlvr1"),
+        run=Path("/lustre/r/rlvr1/run"),
         max_num_steps=50,
         seed=42,
     )

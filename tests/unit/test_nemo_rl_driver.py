@@ -116,11 +116,11 @@ def started(container, tmp_path):
 
     def start(name: str, stage: str, **changes) -> tuple[subprocess.CompletedProcess, Launch, dict | None]:
         checkout, environment = container(RECIPES[name].release)
-        logs, record = tmp_path / "a run's logs", tmp_path / "record.json"
-        logs.mkdir()
+        run, record = tmp_path / "a run", tmp_path / "record.json"
+        (run / "logs").mkdir(parents=True)
         launch = replace(
             any_launch(stage, RECIPES[name], changes.pop("checkout", checkout)),
-            **{"model": MODEL, "logs": logs, "save_by": time.time() + 8940} | changes,
+            **{"model": MODEL, "run": run, "save_by": time.time() + 8940} | changes,
         )
         text = f"cd {shlex.quote(str(checkout))} && {cluster_environment(launch, tmp_path, 8)['COMMAND']}"
         recording = {"RECORD": str(record), "LOADED": str(tmp_path / "loaded")}
@@ -160,7 +160,7 @@ def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, contai
             f"AutoTokenizer {model} {{'trust_remote_code': True, 'use_fast': True}}",
         )
     ]
-    assert float((launch.logs / DRIVER_STARTED).read_text()) == pytest.approx(time.time(), abs=60)
+    assert float((launch.run / DRIVER_STARTED).read_text()) == pytest.approx(time.time(), abs=60)
 
 
 @pytest.mark.parametrize(("name", "stage"), [("super3", "rlvr1"), ("omni3", "mpo")])
@@ -168,7 +168,7 @@ def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, contai
     ("changes", "says"),
     [
         ({"model": "/no/model"}, "OSError: no such model"),
-        ({"logs": Path("/no/logs")}, "/no/logs/driver_started: No such file"),
+        ({"run": Path("/no")}, "/no/logs/driver_started: No such file"),
         ({"checkout": Path("/no/checkout")}, "/no/checkout: No such file"),
     ],
 )

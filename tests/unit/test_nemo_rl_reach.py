@@ -280,7 +280,7 @@ class World:
 
         def launch(job, _):
             world.job, last = job, nemo_rl_backend._last_step(job)
-            return SimpleNamespace(logs=folder, runtime=runtime, max_num_steps=last)
+            return SimpleNamespace(run=folder, runtime=runtime, max_num_steps=last)
 
         monkeypatch.setattr(nemo_rl_backend, "launch_of", launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))

@@ -100,10 +100,12 @@ def test_the_driver_gets_the_rows_as_templates_read_them(stage_of, tmp_path):
     job = TrainingJob.of(stage, max_num_steps=1, threads=1, stop=StopRequest())
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     launch = launch_of(job, site)
-    assert launch.train_split.is_relative_to(job.run.absolute()) and launch.train_split != launch.validation_split
-    write_rows(stage.train_split, launch.train_split)
+    assert launch.data.is_relative_to(job.run.absolute())
+    write_rows(stage.train_split, launch.data / "train-split.jsonl")
     called = CALLED | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
-    assert json.loads(launch.train_split.read_text()) == {"messages": [ASKED | {"content": "1"}, called]}
+    assert json.loads((launch.data / "train-split.jsonl").read_text()) == {
+        "messages": [ASKED | {"content": "1"}, called]
+    }
 
 
 def shown(stage):

@@ -30,6 +30,9 @@ from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
 from scripts.stage.stage import Stage
 
+DRIVER = "scripts.backends.nemo_rl.train"
+"""The module that starts drivers, imported where needed: TensorBoard takes a moment to load."""
+
 
 class ImageFile(TypedDict, total=False):
     """The record beside an image's file (images.py)."""
@@ -56,7 +59,7 @@ class NemoRl(Backend):
                 f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
                 "section"
             )
-        _driver().train(job, allocation)
+        import_module(DRIVER).train(job, allocation)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Leave nodes to the check of parallelism."""
@@ -119,18 +122,13 @@ class NemoRl(Backend):
         if site.nemo_rl is None:
             return super().command_text(stage, site)
         job = TrainingJob.of(stage, max_num_steps=stage.planned or 0, threads=site.threads, stop=StopRequest())
-        launch = _driver().launch_of(job, site)
+        launch = import_module(DRIVER).launch_of(job, site)
         if stage.planned is None:
             launch = replace(launch, max_num_steps=f"unknown until the rows of {stage.settings.blend} are there")
         cpus = site.slurm.cpus_per_node or "those of the job on a node"
         variables = cluster_environment(launch, stage.paths.logs.absolute(), cpus)
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
-
-
-def _driver() -> Any:
-    """Import the module that starts drivers; TensorBoard takes a moment to load."""
-    return import_module("scripts.backends.nemo_rl.train")
 
 
 BACKEND = NemoRl()

@@ -34,7 +34,7 @@ PREWARM = (
 SANDBOX_PORT = "6000"
 KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
-DRIVER_STARTED = "driver_started"
+DRIVER_STARTED = "logs/driver_started"
 # Those of main's ray.sub: earlier ones lie among the ports that the kernel lends to outgoing connections (trap 100).
 PORTS = {
     **{"NODE_MANAGER_PORT": "1301", "OBJECT_MANAGER_PORT": "1303", "RUNTIME_ENV_AGENT_PORT": "1305"},
@@ -65,7 +65,8 @@ _NUMBER_LIKE = re.compile(r"[+-]?[0-9_.]+([eE][+-]?[0-9]+)?")
 class Launch:
     """One start of a stage's driver.
 
-    `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
+    `model`: a folder or a repository. `data`: the folder of the splits as the driver reads them; `run`: the folder of
+    checkpoints and logs. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
     last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
     length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
     `mark`: of the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of
@@ -74,10 +75,8 @@ class Launch:
 
     runtime: Runtime
     model: str
-    train_split: Path
-    validation_split: Path
-    checkpoints: Path
-    logs: Path
+    data: Path
+    run: Path
     max_num_steps: int | str
     seed: int | None = None
     save_by: float | None = None
@@ -105,8 +104,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     nested |= {
         "policy.model_name": launch.model,
         "++policy.tokenizer.name": launch.model,  # some configs name the tokenizer of another model
-        "checkpointing.checkpoint_dir": str(launch.checkpoints),
-        "logger.log_dir": str(launch.logs),
+        "checkpointing.checkpoint_dir": str(launch.run / "checkpoints"),
+        "logger.log_dir": str(launch.run / "logs"),
         "logger.tensorboard_enabled": True,
         "logger.wandb_enabled": nemo_rl.wandb_project is not None,
     }
@@ -122,8 +121,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
         nested |= {"++policy.tokenizer.chat_template": OWN} | ({"data": stage.reads} if stage.loop == "sft" else {})
     if settings["data"] == stage.data and added == stage.add:
         keys = runtime.release.keys
-        paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
-        nested |= _filled(runtime.release.sft_data, launch) if stage.algorithm == "sft" else paths
+        paths = {keys.train_data: "{train}", keys.validation_data: "{validation}"}
+        nested |= _filled(runtime.release.sft_data if stage.algorithm == "sft" else paths, launch)
     added = {f"+{section}": values for section, values in added.items()}
     parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), _teachers(launch), _steps(launch))
     overrides = [text for part in parts for text in overrides_of(part)]
@@ -178,9 +177,8 @@ def _filled(value: Any, launch: Launch) -> Any:
         return {key: _filled(item, launch) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    paths = {"train": launch.train_split, "validation": launch.validation_split, "data": launch.train_split.parent}
-    for name, path in paths.items():
-        value = value.replace(f"{{{name}}}", str(path))
+    for name, file in {"train": "train-split.jsonl", "validation": "val-split.jsonl", "data": ""}.items():
+        value = value.replace(f"{{{name}}}", str(launch.data / file))
     return value
 
 
@@ -251,13 +249,13 @@ def driver_command(launch: Launch) -> str:
     """Return the shell text that ray.sub runs on the head, in the checkout, once Ray is up.
 
     NeMo-RL counts ``checkpoint_must_save_by`` from the start of the training loop, so the shell computes the value from
-    `save_by` when the driver starts, and notes the start beside the logs.
+    `save_by` when the driver starts, and notes the start among the logs.
     """
     runtime, settings = launch.runtime, launch.runtime.settings
     checkout, python = shlex.quote(str(runtime.checkout)), runtime.release.python.split()
     lines = ["set -eu", *([FAIL_DRIVER, *launch.checks] if launch.checks else []), f"cd {checkout}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.stated.items()]
-    lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
+    lines.append(f"date +%s > {shlex.quote(str(launch.run / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
     models = dict.fromkeys([launch.model, *launch.teachers.values()])
     lines += [shlex.join([*python, "-c", PREWARM, model]) for model in models]

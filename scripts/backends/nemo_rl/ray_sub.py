@@ -40,7 +40,7 @@ class RaySub:
             if value.startswith(runtime.nemo_rl.cache) and "URL" not in name:
                 Path(value).mkdir(parents=True, exist_ok=True)
         logs.mkdir(parents=True, exist_ok=True)
-        launch.logs.mkdir(parents=True, exist_ok=True)
+        (launch.run / "logs").mkdir(parents=True, exist_ok=True)
         again = f"-{job.restarts}" if job.restarts else ""
         left = logs / f"{job.id}-logs"
         if job.restarts and left.exists():  # older releases would take the signal files for new ones

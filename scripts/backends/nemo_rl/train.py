@@ -46,8 +46,8 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     launch = launch_of(job, allocation.site)
     ask_addresses(launch.runtime)
     if job.config.algorithm == "sft":
-        for split in (launch.train_split, launch.validation_split):
-            write_rows(job.train_split.with_name(split.name), split)
+        for name in (job.train_split.name, "val-split.jsonl"):
+            write_rows(job.train_split.with_name(name), launch.data / name)
     pass_over_newer(job.run, job.resume_from)
     forget_beyond(job.run, job.start)
     watch = _Watch(job, launch)
@@ -63,7 +63,6 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     """Return a start of the stage's driver on the site; `save_by` leaves the site's margin before the end."""
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), site)
     parent, model = job.parent_model, job.config.model
-    folder = job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent
     splits = read_if_there(job.train_split.with_name("manifest.json"), Manifest)
     last, save_by = _last_step(job), None
     is_other = job.resume_from is not None or last != job.planned  # than the schedule NeMo-RL makes of max_num_steps
@@ -72,10 +71,8 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
-        train_split=(folder / job.train_split.name).absolute(),
-        validation_split=(folder / "val-split.jsonl").absolute(),
-        checkpoints=(job.run / "checkpoints").absolute(),
-        logs=(job.run / "logs").absolute(),
+        data=(job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent).absolute(),
+        run=job.run.absolute(),
         max_num_steps=last,
         schedule_steps=job.planned if job.config.is_asynchronous and is_other else None,
         seed=job.config.seed,
@@ -108,11 +105,11 @@ class _Watch:
     """Look at a running driver: steps, checkpoints, requests to stop, standstill."""
 
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
-        self.job, self.logs, self.nemo_rl = job, launch.logs, launch.runtime.nemo_rl
+        self.job, self.nemo_rl = job, launch.runtime.nemo_rl
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.loop != "grpo"
         samples = job.config.samples_per_step if job.config.loop in ("sft", *ROLLOUTS) else None
-        self.steps = StepLog(launch.logs, job.run / "metrics.jsonl", measures_kl, samples)
+        self.steps = StepLog(launch.run / "logs", job.run / "metrics.jsonl", measures_kl, samples)
         self.last_news = time.time()
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
         self.last_step = job.start
@@ -154,7 +151,7 @@ class _Watch:
             prune_checkpoints(self.job.run, checkpointing)
 
     def _note_startup(self) -> None:
-        started = float((self.logs / DRIVER_STARTED).read_text(encoding="utf-8"))
+        started = float((self.job.run / DRIVER_STARTED).read_text(encoding="utf-8"))
         seconds = max(0.0, round(time.time() - self.steps.last_seconds - started, 1))
         write_json(self.job.run / STARTUP, {"seconds": [*_startups(self.job.run), seconds]})
 

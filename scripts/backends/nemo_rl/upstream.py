@@ -81,10 +81,8 @@ def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
             name, recipe.stages[name], release, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)
         ),
         model="/model",
-        train_split=anywhere / "data/train-split.jsonl",
-        validation_split=anywhere / "data/val-split.jsonl",
-        checkpoints=anywhere,
-        logs=anywhere,
+        data=anywhere / "data",
+        run=anywhere,
         max_num_steps=1,
         seed=recipe.seed_of(name),
         teachers={role: f"/teachers/{start}" for role, start in recipe.stages[name].teachers.items()},

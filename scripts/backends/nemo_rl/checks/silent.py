@@ -57,10 +57,16 @@ def _saves_once(context: StageContext) -> bool:
 
 
 def check_optimizer(context: StageContext) -> Iterator[Finding]:
-    """Find checkpoints without the optimizer, from which a resume goes on with moments of zero."""
+    """Find an optimizer that is not saved, and one that copies the weights to the CPU before the weights are loaded."""
     if context.setting("checkpointing.save_optimizer") is False and not _saves_once(context):
         yield context.error(
             91, "checkpointing.save_optimizer is false: a resume would go on with an empty optimizer; make it true"
+        )
+    is_offloaded = context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY)
+    if is_offloaded and "offloads_optimizer" not in context.release.can:
+        yield context.error(
+            68,
+            f"{CPU_OFFLOAD_KEY} is on: the first step would go out from random weights, not the model's; make it false",
         )
 
 
@@ -110,38 +116,23 @@ def check_balancing(context: StageContext) -> Iterator[Finding]:
 
 
 def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
-    """Find a prefix cache of vLLM that outlives the weights during asynchronous training."""
-    generates_by_vllm = context.upstream and context.setting("policy.generation.backend") != "megatron"
+    """Find a prefix cache of vLLM that outlives the weights, or lies beside tokens drafted by a hybrid with Mamba."""
     caches = context.setting(PREFIX_CACHE_KEY)
-    if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
+    if not context.upstream or caches is False:
+        return
+    if context.settings.is_asynchronous and context.setting("policy.generation.backend") != "megatron":
         yield context.warning(
             67,
             f"{PREFIX_CACHE_KEY} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
             "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn "
             "is computed anew",
         )
-
-
-def check_speculation(context: StageContext) -> Iterator[Finding]:
-    """Find tokens drafted by prediction heads beside cached prefixes of a hybrid with Mamba layers."""
-    caches = context.upstream and context.setting(PREFIX_CACHE_KEY) is not False
-    if caches and context.setting(SPECULATION_KEY) and _is_hybrid(context):
+    if context.setting(SPECULATION_KEY) and _is_hybrid(context):
         yield context.error(
             83,
             f"{SPECULATION_KEY} is set and {PREFIX_CACHE_KEY} is not false: vLLM continues from wrong Mamba states, "
             "and rollouts are silently wrong (vLLM issue 53912); add the override "
             f"{PREFIX_CACHE_KEY}=false, as super_launch.sh does",
-        )
-
-
-def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
-    """Find an optimizer that copies the weights to the CPU before the weights are loaded."""
-    if "offloads_optimizer" in context.release.can:
-        return
-    if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
-        yield context.error(
-            68,
-            f"{CPU_OFFLOAD_KEY} is on: the first step would go out from random weights, not the model's; make it false",
         )
 
 
