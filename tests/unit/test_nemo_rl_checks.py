@@ -16,14 +16,19 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
+from scripts.backends.nemo_rl.checks.places import (
+    LEAST_IMAGE_BYTES,
+    any_launch,
+    check_checkout,
+    check_conversion,
+    check_gres,
+)
 from scripts.backends.nemo_rl.checks.silent import check_adapters, check_continuing, check_optimizer
 from scripts.backends.nemo_rl.checks.sums import GYM, check_rows_and_steps
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Finding
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe, load_site

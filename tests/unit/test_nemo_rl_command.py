@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from scripts.backends.nemo_rl.backend import BACKEND
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import (
     Launch,
     cluster_environment,
@@ -24,7 +25,6 @@ from scripts.backends.nemo_rl.command import (
 )
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.stage.stage import Stage

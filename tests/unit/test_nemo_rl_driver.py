@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import (
     DRIVER_STARTED,
     PORTS,
@@ -23,11 +24,9 @@ from scripts.backends.nemo_rl.command import (
     hydra_overrides,
 )
 from scripts.backends.nemo_rl.outcome import cause_of
-from scripts.backends.nemo_rl.ray_sub import warn_of_ports
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import container_environment
-from scripts.backends.nemo_rl.train import launch_of, train
-from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.backends.nemo_rl.train import launch_of, train, warn_of_ports
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import CutOffError, UserError
@@ -366,7 +365,7 @@ def trained(tmp_path, monkeypatch):
         imported = launch.runtime.import_of(launch.model)
         monkeypatch.setenv("SAID", said)
         monkeypatch.setenv("IMPORT", str(imported / "iter_0000000"))
-        monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.LOOK_SECONDS", 0.05)
+        monkeypatch.setattr("scripts.backends.nemo_rl.train.LOOK_SECONDS", 0.05)
         nodes = Job("7", "RUNNING", ("node1",), None, cpus_per_node=16, requeues=True, restarts=0)
         began = time.monotonic()
         with pytest.raises(UserError) as error:
@@ -408,6 +407,6 @@ def test_a_node_that_lends_nemo_rls_ports_to_others_is_told_before_the_start(
     tmp_path, monkeypatch, capsys, lent, release, warned
 ):
     (tmp_path / "range").write_text(lent)
-    monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.PORT_RANGE", tmp_path / "range")
+    monkeypatch.setattr("scripts.backends.nemo_rl.train.PORT_RANGE", tmp_path / "range")
     warn_of_ports("rlvr1", load_releases()[release])
     assert ("net.ipv4.ip_local_reserved_ports=9000-28000" in capsys.readouterr().out) is warned

@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.places import check_judges
+from scripts.backends.nemo_rl.checks.places import any_launch, check_judges
 from scripts.backends.nemo_rl.command import cluster_environment, hydra_overrides
 from scripts.backends.nemo_rl.pools import FIRST_PORT, SCRIPT, ask_addresses, pool_environment
-from scripts.backends.nemo_rl.ray_sub import slurm_variables
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
-from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.backends.nemo_rl.train import slurm_variables
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe

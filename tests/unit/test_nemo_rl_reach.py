@@ -14,11 +14,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.backends.nemo_rl import ray_sub as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
 from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.data_left import batches_taken, generated_steps, reached, sure_step
-from scripts.backends.nemo_rl.ray_sub import RaySub
+from scripts.backends.nemo_rl.train import RaySub
 from scripts.backends.stop import StopRequest
 from scripts.commands.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
@@ -285,8 +284,8 @@ class World:
         monkeypatch.setattr(nemo_rl_backend, "launch_of", launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
-        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
-        monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
+        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock, sleep=lambda _: None))
+        monkeypatch.setattr(nemo_rl_backend, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "code_revision", lambda: None)

@@ -12,12 +12,12 @@ import yaml
 from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import sums as checks
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError

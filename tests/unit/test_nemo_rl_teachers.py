@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.teaching import check_formats
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.checks.places import any_launch, unknown_keys
+from scripts.backends.nemo_rl.checks.silent import check_formats
 from scripts.backends.nemo_rl.command import driver_command, hydra_overrides
 from scripts.backends.nemo_rl.export import name_head
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
@@ -24,7 +25,6 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.training import DRIVERS
-from scripts.backends.nemo_rl.upstream import any_launch, load_upstream, unknown_keys
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.stop import StopRequest
 from scripts.errors import UserError

@@ -6,14 +6,14 @@ A check yields findings of a stage: a trap by number (docs/traps.md), the value 
 
 from collections.abc import Callable, Iterator
 
-from scripts.backends.nemo_rl.checks import places, silent, sums, teaching
+from scripts.backends.nemo_rl.checks import places, silent, sums
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 
-MODULES = (places, silent, sums, teaching)
+MODULES = (places, silent, sums)
 CHECKS: list[Callable[[StageContext], Iterator[Finding]]] = [
     check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")
 ]

@@ -6,24 +6,31 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
-from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.command import Launch, hydra_overrides
 from scripts.backends.nemo_rl.containers import SCRIPT as CONTAINERS
 from scripts.backends.nemo_rl.containers import doubts_of, places_of
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
-from scripts.backends.nemo_rl.upstream import unknown_keys
+from scripts.backends.nemo_rl.releases import release_of
+from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import NemoRlSite, Site, Slurm
+from scripts.recipe.strict import nearest
 from scripts.slurm.client import client_environment, in_one_line
 from scripts.stage.provenance import git
 
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
+DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
 GRES = re.compile(r"^maybe_gres_arg\(\) \{.*?^\}", re.MULTILINE | re.DOTALL)
 """ray.sub's function that compares GPUS_PER_NODE with sinfo, and ends the job where they differ."""
@@ -156,6 +163,69 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
         problems = [str(error)]
     for problem in problems:
         yield context.error(23, problem)
+
+
+def unknown_keys(recipe: Recipe, checkout: Path, name: str) -> list[str]:
+    """Return a line for each key of a stage that the checkout lacks, with the nearest key.
+
+    NeMo-RL refuses such a key at the start, once the nodes are taken.
+    """
+    stage, at = recipe.stages[name], f"config/recipes/{recipe.name}.yaml: stages.{name}"
+    try:
+        config = load_upstream(checkout / stage.config)
+    except FileNotFoundError as error:
+        missing = f"{Path(error.filename).name}, which is not in the checkout of {recipe.release}"
+        return [f"{at}.config: {stage.config} needs {missing}"]
+    overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
+    return list(dict.fromkeys(f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)))
+
+
+def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
+    """Return a start of the stage for the keys alone; values mean nothing."""
+    anywhere, release = Path("/anywhere"), release_of(recipe.release)
+    nemo_rl = NemoRlSite(checkouts={release.name: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
+    return Launch(
+        runtime=Runtime(
+            name, recipe.stages[name], release, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)
+        ),
+        model="/model",
+        data=anywhere / "data",
+        run=anywhere,
+        max_num_steps=1,
+        seed=recipe.seed_of(name),
+        teachers={role: f"/teachers/{start}" for role, start in recipe.stages[name].teachers.items()},
+    )
+
+
+def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
+    """Apply Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
+    known = list(_all_keys(config))
+    for override in overrides:
+        marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
+        *parents, last = key.split(".")
+        node: Any = config
+        for part in parents:
+            if "+" in marks and not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node.get(part)
+            if not isinstance(node, dict):
+                break
+        if "+" not in marks and (not isinstance(node, dict) or last not in node):
+            hint = nearest(key, known)
+            yield f"{key}: no key of {path}{hint if 'did you mean' in hint else ''}"
+        elif marks == "+" and node.get(last) is not None:
+            yield f"{key}: is a key of {path}; say it under {key.split('.')[0]}, not under add"
+        elif marks == "~":
+            del node[last]
+        else:
+            node.setdefault(last)
+
+
+def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _all_keys(value, f"{prefix}{key}.")
 
 
 def check_gres(context: StageContext) -> Iterator[Finding]:
