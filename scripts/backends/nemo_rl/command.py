@@ -127,7 +127,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), _teachers(launch), _steps(launch))
     overrides = [text for part in parts for text in overrides_of(part)]
     if stage.routes:
-        models = {name: launch.teachers[role] for name, role in _taught(launch).items()}
+        names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
+        models = {name: launch.teachers[role] for name in names if (role := stage.teacher_of(name))}
         # once without and once with a value, since Hydra lays a mapping over the config's
         overrides += [f"{OPD}.teacher_model_by_agent_name={value}" for value in ("null", hydra_value(models))]
     if stage.sif and nemo_rl.sif:
@@ -205,13 +206,6 @@ def _teachers(launch: Launch) -> dict[str, Any]:
         OPD: {"enabled": True, "strict_agent_name_match": True, "deduplicate_shared_teacher_checkpoints": True},
         f"{OPD}.non_colocated_teachers": {"enabled": True, "default_teacher_cfg": nodes},
     }
-
-
-def _taught(launch: Launch) -> dict[str, str]:
-    """Return the teacher's role of each environment of the recipe and of the rows."""
-    stage = launch.runtime.settings
-    names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
-    return {name: role for name in names if (role := stage.teacher_of(name))}
 
 
 def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:

@@ -169,16 +169,12 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self
 
     @model_validator(mode="after")
-    def _judges_are_asked(self) -> "NemoRlSettings":
+    def _judges_are_asked_and_nodes_add_up(self) -> "NemoRlSettings":
         if self.judges and "nemo_gym" not in self.entry:
             raise invalid(f"judges: {self.entry} asks no server of NeMo-Gym; leave judges out")
         servers = [judge.server for judge in self.judges.values()]
         if doubled := next((server for server in servers if servers.count(server) > 1), None):
             raise invalid(f"judges: several have the server {doubled}; name each server once")
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_add_up(self) -> "NemoRlSettings":
         if self.cluster.generation_nodes + self.nodes_of_teachers >= self.cluster.num_nodes:
             kinds = "generation_nodes and teachers leave" if self.nodes_of_teachers else "generation_nodes leaves"
             raise invalid(f"cluster.{kinds} no node to train on")

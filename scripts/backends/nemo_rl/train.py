@@ -210,13 +210,10 @@ def warn_of_ports(stage: str, release: Release) -> None:
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:
     """Return Slurm's variables for ray.sub, stripped by the executor's job step, and those of overlapping steps."""
-    nodes = str(len(job.nodes))
     variables = {
         "SLURM_JOB_ID": job.id,
-        "SLURM_JOB_NODELIST": ",".join(job.nodes),
-        "SLURM_NODELIST": ",".join(job.nodes),
-        "SLURM_JOB_NUM_NODES": nodes,
-        "SLURM_NNODES": nodes,
+        **dict.fromkeys(("SLURM_JOB_NODELIST", "SLURM_NODELIST"), ",".join(job.nodes)),
+        **dict.fromkeys(("SLURM_JOB_NUM_NODES", "SLURM_NNODES"), str(len(job.nodes))),
         "SLURM_JOB_PARTITION": job.partition,
         "SLURM_JOB_ACCOUNT": job.account or slurm.account or "none",
         "SLURM_SUBMIT_DIR": str(submit_directory),

@@ -75,16 +75,13 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
             yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
     wanted = {
-        "the results": (context.stage.root or context.stage.results).absolute(),
-        "nemo_rl.cache": Path(nemo_rl.cache),
+        "the results": str((context.stage.root or context.stage.results).absolute()),
+        "nemo_rl.cache": nemo_rl.cache,
+        "the model": context.first_model if context.first_model.startswith("/") else None,
+        "nemo_rl.sif": nemo_rl.sif if context.settings.sif else None,
+        "environment.HF_HOME": site.environment.get("HF_HOME"),
     }
-    if context.first_model.startswith("/"):
-        wanted["the model"] = Path(context.first_model)
-    if context.settings.sif and nemo_rl.sif:
-        wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
-    if "HF_HOME" in site.environment:
-        wanted["environment.HF_HOME"] = Path(site.environment["HF_HOME"])
-    for what, path in wanted.items():
+    for what, path in ((what, Path(path)) for what, path in wanted.items() if path is not None):
         if not any(path.is_relative_to(mount) for mount in same):
             yield context.error(14, f"{what} lies in {path}, which no mount of the site shows to containers as it is")
         if re.search(r"[\s,:]", str(path)):

@@ -42,33 +42,32 @@ TURNS = (
 )
 
 
-def check_reference(context: StageContext) -> Iterator[Finding]:
-    """Find a reference that DTensor v2 copies after loading the resumed checkpoint."""
-    stage = context.settings
+def check_resume(context: StageContext) -> Iterator[Finding]:
+    """Find a reference that DTensor v2 copies after loading the resumed checkpoint, and an optimizer that is not saved.
+
+    Where the last step alone is saved, nothing is resumed.
+    """
+    stage, last = context.settings, context.settings.max_num_steps
+    if last is not None and stage.checkpointing.save_period >= last:
+        return
     section = "loss_fn" if stage.loop == "grpo" else stage.loop
     penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
     dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
-    if dtensor and penalty and not _saves_once(context):
+    if dtensor and penalty:
         yield context.warning(
             66,
             f"{section}.reference_policy_kl_penalty is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
             "checkpoint that it goes on from as the reference, not the model that the stage began with; let "
             "checkpointing.save_period be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
         )
-
-
-def _saves_once(context: StageContext) -> bool:
-    """Return whether the last step alone is saved, so that nothing is resumed."""
-    last = context.settings.max_num_steps
-    return last is not None and context.settings.checkpointing.save_period >= last
-
-
-def check_optimizer(context: StageContext) -> Iterator[Finding]:
-    """Find an optimizer that is not saved, and one that copies the weights to the CPU before the weights are loaded."""
-    if context.setting("checkpointing.save_optimizer") is False and not _saves_once(context):
+    if context.setting("checkpointing.save_optimizer") is False:
         yield context.error(
             91, "checkpointing.save_optimizer is false: a resume would go on with an empty optimizer; make it true"
         )
+
+
+def check_optimizer(context: StageContext) -> Iterator[Finding]:
+    """Find an optimizer that copies the weights to the CPU before the weights are loaded."""
     is_offloaded = context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY)
     if is_offloaded and "offloads_optimizer" not in context.release.can:
         yield context.error(
@@ -98,13 +97,19 @@ def check_continuing(context: StageContext) -> Iterator[Finding]:
 
 
 def check_loss(context: StageContext) -> Iterator[Finding]:
-    """Find a term of GRPO's loss that no data reach."""
+    """Find a term of GRPO's loss that no data reach, and a distillation's advantage without the student's log-prob."""
     weight = context.setting("loss_fn.positive_example_nll_weight")
     if context.settings.loop == "grpo" and weight:
         yield context.error(
             93,
             f"loss_fn.positive_example_nll_weight is {weight}, but GRPO gives the loss no rewards: the term is 0 "
             "at every step; leave it out",
+        )
+    if context.settings.routes and context.setting(FORCED) and context.setting(BOUND) is None:
+        yield context.error(
+            81,
+            f"{FORCED} is on and {BOUND} is not set: the student's log-probability would be left out of the advantage; "
+            f"set {BOUND}, or {FORCED} to false",
         )
 
 
@@ -203,16 +208,6 @@ def check_routes(context: StageContext) -> Iterator[Finding]:
     if not names - of:
         yield context.error(
             79, "distillation.default teaches no environment of its rows, and its nodes would idle; leave it out"
-        )
-
-
-def check_advantage(context: StageContext) -> Iterator[Finding]:
-    """Find an advantage without the student's log-probability."""
-    if context.settings.routes and context.setting(FORCED) and context.setting(BOUND) is None:
-        yield context.error(
-            81,
-            f"{FORCED} is on and {BOUND} is not set: the student's log-probability would be left out of the advantage; "
-            f"set {BOUND}, or {FORCED} to false",
         )
 
 
