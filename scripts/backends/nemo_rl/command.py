@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.nemo_rl.containers import mark_check
 from scripts.backends.nemo_rl.pools import judge_overrides, pool_environment
-from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.runtime import Runtime, mark_check
 from scripts.backends.nemo_rl.training import ROUTING
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch, cluster_environment
-from scripts.backends.nemo_rl.containers import clear, mark_of
 from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, cause_of, data_ended, refused_container, step_logs
 from scripts.backends.nemo_rl.pools import SCRIPT, ask_addresses, pools_of
 from scripts.backends.nemo_rl.releases import Release, release_of
-from scripts.backends.nemo_rl.runtime import Runtime, container_environment
+from scripts.backends.nemo_rl.runtime import Runtime, clear, container_environment, mark_of
 from scripts.backends.nemo_rl.training import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError, warn

@@ -13,13 +13,11 @@ import psutil
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
 from scripts.backends.nemo_rl.command import Launch, hydra_overrides
-from scripts.backends.nemo_rl.containers import SCRIPT as CONTAINERS
-from scripts.backends.nemo_rl.containers import doubts_of, places_of
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import Runtime
+from scripts.backends.nemo_rl.runtime import CONTAINERS, Runtime, doubts_of, places_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
