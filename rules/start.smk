@@ -65,7 +65,7 @@ def check_before_submitting():
 
 def trials():
     """Slurm's answers to the jobs that this call of Snakemake would submit; other jobs ask for no time."""
-    from scripts.slurm.trial import try_jobs  # the plugin is for Slurm alone
+    from scripts.slurm.executor import try_jobs  # the plugin is for Slurm alone
 
     jobs = workflow.dag.needrun_jobs(exclude_finished=False)
     settings = None if workflow.dryrun else workflow.executor_settings

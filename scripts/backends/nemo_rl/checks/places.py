@@ -245,14 +245,12 @@ def check_images(context: StageContext) -> Iterator[Finding]:
     """Find images that are missing, half made or unnamed."""
     names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
     for name in names:
-        image = context.image_of(name)
-        if (path := Path(image)).is_absolute():
-            if not path.is_file():
-                yield context.error(
-                    37, f"{image}: no such image; build it (docs/images.md) or name another in the site"
-                )
-            elif path.stat().st_size < LEAST_IMAGE_BYTES:
-                yield context.error(37, f"{image}: has {path.stat().st_size} bytes; a half-made import? make it again")
+        image, path = context.image_of(name), Path(context.image_of(name))
+        if path.is_absolute() and not path.is_file():
+            yield context.error(37, f"{image}: no such image; build it (docs/images.md) or name another in the site")
+        elif path.is_absolute():
+            if (size := path.stat().st_size) < LEAST_IMAGE_BYTES:
+                yield context.error(37, f"{image}: has {size} bytes; a half-made import? make it again")
         elif "/" not in image or image.startswith("your-registry"):
             yield context.error(
                 37, f"image {name} is {image}, which only you can name: set nemo_rl.images.{name} in the site"
