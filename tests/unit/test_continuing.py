@@ -7,8 +7,7 @@ import pytest
 import torch
 import yaml
 
-from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished
-from scripts.backends.nemo_rl.data_left import sure_step
+from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished, sure_step
 from scripts.stage.rundir import newest_checkpoint
 from tests.unit.test_nemo_rl_checkpoints import save
 

@@ -27,8 +27,7 @@ from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import container_environment
 from scripts.backends.nemo_rl.train import launch_of, train, warn_of_ports
-from scripts.backends.protocol import Allocation, TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Allocation, StopRequest, TrainingJob
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_site

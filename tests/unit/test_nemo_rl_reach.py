@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from scripts.backends.nemo_rl import train as nemo_rl_backend
 from scripts.backends.nemo_rl.backend import BACKEND
-from scripts.backends.nemo_rl.data_left import batches_taken, generated_steps, reached, sure_step
+from scripts.backends.nemo_rl.checkpoints import batches_taken, generated_steps, reached, sure_step
 from scripts.backends.nemo_rl.train import RaySub
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest
 from scripts.commands.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json

@@ -18,8 +18,7 @@ from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
 from scripts.model.processor import CHAT_TEMPLATE, make_tokenizer
 from scripts.recipe.load import load_recipe, load_site

@@ -25,8 +25,7 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.training import DRIVERS
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.hugging_face import check_model
@@ -98,7 +97,7 @@ def test_the_same_start_in_two_roles_is_one_teacher_whose_nodes_are_asked_for_on
     one = made(teachers={"math": "solver", "rest": "solver"}).stages["student"]
     assert one.nodes_of_teachers == 2
     sole = made(teachers={"math": "solver"}, distillation={}).stages["student"]
-    assert (sole.nodes_of_teachers, sole.teacher_of("chat")) == (2, "math"), "as in backend trl"
+    assert (sole.nodes_of_teachers, sole.teaching.role_of("chat", sole.teachers)) == (2, "math"), "as in backend trl"
 
 
 def test_a_job_tells_the_driver_the_exports_of_its_roles_and_the_rows_environments(made, tmp_path):

@@ -10,17 +10,15 @@ from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished
+from scripts.backends.nemo_rl.checkpoints import lay_in, reach_of, seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site

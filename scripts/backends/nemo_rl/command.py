@@ -127,7 +127,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     overrides = [text for part in parts for text in overrides_of(part)]
     if stage.routes:
         names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
-        models = {name: launch.teachers[role] for name in names if (role := stage.teacher_of(name))}
+        taught = {name: stage.teaching.role_of(name, stage.teachers) for name in names}
+        models = {name: launch.teachers[role] for name, role in taught.items() if role}
         # once without and once with a value, since Hydra lays a mapping over the config's
         overrides += [f"{OPD}.teacher_model_by_agent_name={value}" for value in ("null", hydra_value(models))]
     if stage.sif and nemo_rl.sif:

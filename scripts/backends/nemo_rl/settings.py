@@ -129,10 +129,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Return the role for environments that ``distillation.of`` does not name: as stated, or a sole teacher's."""
         return self.teaching.default_among(self.teachers)
 
-    def teacher_of(self, environment: str) -> str | None:
-        """Return the role of an environment's teacher; None without one."""
-        return self.teaching.role_of(environment, self.teachers)
-
     @property
     def taught_by(self) -> set[str]:
         """Return the roles of the teachers that teach."""

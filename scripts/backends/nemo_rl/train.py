@@ -12,9 +12,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checkpoints import pass_over_newer, refuse_repeated_weights, seal_finished
+from scripts.backends.nemo_rl.checkpoints import (
+    note_sealed,
+    note_standstill,
+    pass_over_newer,
+    reach_of,
+    refuse_repeated_weights,
+    seal_finished,
+)
 from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch, cluster_environment
-from scripts.backends.nemo_rl.data_left import note_sealed, note_standstill, reach_of
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, cause_of, data_ended, refused_container, step_logs

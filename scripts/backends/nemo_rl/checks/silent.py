@@ -194,7 +194,8 @@ def check_routes(context: StageContext) -> Iterator[Finding]:
     if splits is None or not context.settings.routes:
         return
     names, of = splits["train"].get("environments", {}).keys(), context.settings.distillation.get("of", {}).keys()
-    for name in sorted(name for name in names if context.settings.teacher_of(name) is None):
+    role_of, teachers = context.settings.teaching.role_of, context.settings.teachers
+    for name in sorted(name for name in names if role_of(name, teachers) is None):
         yield context.error(79, f"distillation.of has no teacher of {name}, an environment of its rows; name a role")
     if context.settings.default_teacher is None:
         return
