@@ -74,7 +74,7 @@ class Console(logging.Filter):
         if event == LogEvent.JOB_ERROR and self.workflow.is_main_process:
             self._tell_failure(record)
         elif event == LogEvent.JOB_INFO and self._is_short:
-            _replace(record, job_line(record.__dict__))
+            record.event, record.msg = None, job_line(record.__dict__)
         elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
             self.before_jobs()
             end_beside_locks(self.on_term)
@@ -102,8 +102,7 @@ class Console(logging.Filter):
         line = self.on_failure(job, bool(scheduler.failed) and not scheduler.keepgoing)
         self.on_job(record.jobid, False, line)
         if line:
-            _replace(record, line)
-            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.event, record.msg, record.levelno, record.levelname = None, line, logging.WARNING, "WARNING"
 
     def line(self, error: BaseException) -> str | None:
         """Return the message on an exception; None leaves Snakemake's text."""
@@ -185,10 +184,6 @@ def end_beside_locks(also: Callable[[], None]) -> None:
 
     if callable(handler):
         signal.signal(signal.SIGTERM, lambda *told: _thread.start_new_thread(end, told))
-
-
-def _replace(record: logging.LogRecord, line: str) -> None:
-    record.event, record.msg = None, line
 
 
 def job_line(job: Mapping[str, Any]) -> str:

@@ -24,6 +24,7 @@ SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
 ORPHANS = "STAGECOACH_ORPHANS"
 """The environment variable with the training jobs that outlived the Snakemake that submitted them, by stage."""
+TIME = "%Y-%m-%dT%H:%M:%S"
 WRITING = threading.Lock()
 
 
@@ -98,18 +99,14 @@ def write_call(name: str, records: dict[str, JobRecord], is_answer: bool = True)
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     """Note a job's submission, before the first question to Slurm."""
-    record = JobRecord(job_id, "PENDING", "Submitted", 0, "", _now(), "", "", comment, results)
+    record = JobRecord(job_id, "PENDING", "Submitted", 0, "", time.strftime(TIME), "", "", comment, results)
     write_call(name, {job_id: record}, is_answer=False)
 
 
 def note_success(name: str, job_id: str) -> None:
     """Note a job's success without a question to Slurm."""
     if record := read_call(name).get(job_id):
-        write_call(name, {job_id: replace(record, state="COMPLETED", end=_now())}, is_answer=False)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S")
+        write_call(name, {job_id: replace(record, state="COMPLETED", end=time.strftime(TIME))}, is_answer=False)
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:

@@ -177,11 +177,10 @@ def check_executor(path: str, site: Site, executor: str) -> None:
 def check_site(path: str, site: Site, stages: dict[str, Resources], beside: Mapping[str, int] | None = None) -> None:
     """UserError listing everything that the cluster lacks or forbids; `beside`: nodes of second components by stage."""
     groups = node_groups(ask("sinfo", "--noheader", f"--format={FORMAT}"))
-    more = beside or {}
     found = (
         problem
         for name, resources in stages.items()
-        for problem in _problems(site, name, resources, more.get(name, 0), groups)
+        for problem in _problems(site, name, resources, (beside or {}).get(name, 0), groups)
     )
     if problems := list(dict.fromkeys(found)):
         lines = "\n  ".join(f"{path}: {problem}" for problem in problems)

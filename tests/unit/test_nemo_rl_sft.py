@@ -81,7 +81,8 @@ def test_each_release_reads_the_splits_by_its_own_keys(stage_of):
         reader = {key: value for key, value in found.items() if value == "openai_format"}
         assert reader and found["policy.tokenizer.chat_template"] == "default"
         assert sum("/anywhere/data/" in value for value in found.values()) == 2
-        assert release.preserves_rows == any(key.endswith("use_preserving_dataset") for key in found)
+        preserves = any("use_preserving_dataset" in reader for reader in release.sft_data.values())
+        assert preserves == any(key.endswith("use_preserving_dataset") for key in found)
 
 
 def test_what_the_recipe_says_wins_over_what_sft_is_told_of_itself(stage_of):

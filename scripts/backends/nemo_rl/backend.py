@@ -72,7 +72,8 @@ class NemoRl(Backend):
                 print(finding, file=sys.stderr)
         problems = [finding.says for finding in found if finding.stops]
         if stage.settings.algorithm == "sft" and (chat_format := self.chat_format(stage)):
-            preserves = release_of(stage.config.release["name"]).preserves_rows
+            readers = release_of(stage.config.release["name"]).sft_data.values()
+            preserves = any(reader.get("use_preserving_dataset") for reader in readers)
             for split in (stage.train_split, stage.validation_split):
                 problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
         return problems

@@ -73,11 +73,6 @@ class Release(Strict):
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
 
-    @property
-    def preserves_rows(self) -> bool:
-        """Return whether SFT reads rows unchanged."""
-        return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
-
 
 class Releases(Strict):
     """envs/nemo-rl.yaml."""

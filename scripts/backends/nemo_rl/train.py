@@ -20,11 +20,17 @@ from scripts.backends.nemo_rl.checkpoints import (
     refuse_repeated_weights,
     seal_finished,
 )
-from scripts.backends.nemo_rl.command import DRIVER_STARTED, Launch, cluster_environment
+from scripts.backends.nemo_rl.command import (
+    DRIVER_STARTED,
+    START_POOLS,
+    Launch,
+    ask_addresses,
+    cluster_environment,
+    pools_of,
+)
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, cause_of, data_ended, refused_container, step_logs
-from scripts.backends.nemo_rl.pools import SCRIPT, ask_addresses, pools_of
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.runtime import Runtime, clear, container_environment, mark_of
 from scripts.backends.nemo_rl.training import ROLLOUTS
@@ -147,7 +153,7 @@ class RaySub:
         cpus = min(runtime.site.slurm.cpus_per_node or job.cpus_per_node, job.cpus_per_node)
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                ["bash", str(checkout / (SCRIPT if has_pools else "ray.sub"))],  # noqa: S607
+                ["bash", str(checkout / (START_POOLS if has_pools else "ray.sub"))],  # noqa: S607
                 cwd=checkout,
                 env=container_environment() | variables | cluster_environment(launch, logs, cpus),
                 stdin=subprocess.DEVNULL,
@@ -236,15 +242,13 @@ class _Watch:
     """Look at a running driver: steps, checkpoints, requests to stop, standstill."""
 
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
-        self.job, self.nemo_rl = job, launch.runtime.nemo_rl
+        self.job, self.nemo_rl, self.until = job, launch.runtime.nemo_rl, launch.max_num_steps
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.loop != "grpo"
         samples = job.config.samples_per_step if job.config.loop in ("sft", *ROLLOUTS) else None
         self.steps = StepLog(launch.run / "logs", job.run / "metrics.jsonl", measures_kl, samples)
-        self.last_news = time.time()
+        self.last_news, self.last_step = time.time(), job.start
         self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
-        self.last_step = job.start
-        self.until = launch.max_num_steps
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
@@ -296,8 +300,13 @@ def _judge(job: TrainingJob, launch: Launch, watch: _Watch, cluster: RaySub) -> 
     log, status = cluster.driver_log() or cluster.log, cluster.process.returncode
     cause = cause_of(cluster.driver_log(), cluster.log, cluster.cluster_logs())
     is_end = cause is not None and cause.kind == "exhausted"
-    if watch.stalled or is_end:
-        raise _standstill(job, watch, newest, log, is_end)
+    if watch.stalled or is_end:  # at the end of the data asynchronous loops say so, or wait for ever
+        is_end = is_end or (job.config.is_asynchronous and data_ended(log))
+        if job.config.is_asynchronous:
+            note_standstill(job, newest, watch.last_step, is_end)
+        if is_end:
+            raise ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")
+        raise StalledError(f"{watch.stalled}, at step {reached}; see {log}")
     if cause is None and status in KILLED:
         raise CutOffError(f"NeMo-RL's driver was killed (status {status}) after the checkpoint of step {reached}")
     if cause is None:
@@ -313,13 +322,3 @@ def _judge(job: TrainingJob, launch: Launch, watch: _Watch, cluster: RaySub) -> 
         print(f"{job.stage}: set the import aside as {aside}", flush=True)
     ended = f"NeMo-RL ended with status {status} after the checkpoint of step {reached}: {cause}"
     raise CutOffError(ended) if cause.kind == "lost" else UserError(ended)
-
-
-def _standstill(job: TrainingJob, watch: _Watch, newest: Checkpoint | None, log: Path, is_end: bool) -> CutOffError:
-    """Return why nothing moves; at the end of the data asynchronous loops say so (`is_end`) or wait for ever."""
-    is_end = is_end or (job.config.is_asynchronous and data_ended(log))
-    if job.config.is_asynchronous:
-        note_standstill(job, newest, watch.last_step, is_end)
-    if is_end:
-        return ExhaustedError(f"its data ended at step {watch.last_step}, before {job.max_num_steps}; see {log}")
-    return StalledError(f"{watch.stalled}, at step {newest.step if newest else 0}; see {log}")

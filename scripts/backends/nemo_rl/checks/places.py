@@ -12,10 +12,9 @@ import psutil
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
 from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
-from scripts.backends.nemo_rl.command import Launch, hydra_overrides
+from scripts.backends.nemo_rl.command import START_POOLS, Launch, hydra_overrides, pools_of, shared_root
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
-from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import CONTAINERS, Runtime, doubts_of, places_of
 from scripts.backends.protocol import Finding
@@ -101,8 +100,8 @@ def check_judges(context: StageContext) -> Iterator[Finding]:
     checkout = context.nemo_rl.checkouts.get(context.release.name)
     if checkout is None or not pools_of(context):
         return
-    if not Path(checkout, SCRIPT).is_file():
-        yield context.error(18, f"{checkout}: has no {SCRIPT} to start judges; check {context.release.name} out")
+    if not Path(checkout, START_POOLS).is_file():
+        yield context.error(18, f"{checkout}: has no {START_POOLS} to start judges; check {context.release.name} out")
     try:
         shared_root(context, context.stage.paths.logs.absolute())
     except UserError as error:
