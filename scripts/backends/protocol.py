@@ -40,8 +40,7 @@ class StopRequest:
 
     def __init__(self, deadline: float | None = None, file: Path | None = None) -> None:
         """`deadline`: the allocation's end in seconds since the epoch, or None. `file`: the shared request."""
-        self.deadline = deadline
-        self.file = file
+        self.deadline, self.file = deadline, file
         self.reason: str | None = None
 
     @property

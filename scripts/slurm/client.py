@@ -124,12 +124,8 @@ def canceller_of(job_id: str) -> str | None:
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
     """Wait until a job, running or pending, is gone for good."""
     while True:
-        try:
-            job = job_of(job_id)
-        except SlurmUnreachableError:
-            pass
-        else:
-            if job is None or job.state in ENDED_STATES:
+        with suppress(SlurmUnreachableError):
+            if (job := job_of(job_id)) is None or job.state in ENDED_STATES:
                 return
         time.sleep(every)
 

@@ -124,10 +124,8 @@ class Console(logging.Filter):
 
     def _of_config(self) -> str | None:
         """Return the fault of the config, for which Snakemake names no line; None for a file with keys."""
-        if not CONFIG.is_file():
-            return (
-                f"{Path.cwd() / CONFIG}: no such file; call it in your clone, or in a project: stagecoach init FOLDER"
-            )
+        if not (path := Path.cwd() / CONFIG).is_file():
+            return f"{path}: no such file; call it in your clone, or in a project: stagecoach init FOLDER"
         try:
             if isinstance(data := read_yaml(CONFIG).data, dict) and data:
                 return None

@@ -268,12 +268,9 @@ def trial_command(job: Any, settings: Any) -> tuple[str, ...]:
     """Return the plugin's sbatch command for a job, with --test-only."""
     account, partition = (job.resources.get(f"slurm_{name}") for name in ("account", "partition"))
     parameters = {
-        "run_uuid": "trial",
-        "slurm_logfile": "/dev/null",
-        "comment_str": "",
+        **{"run_uuid": "trial", "slurm_logfile": "/dev/null", "comment_str": "", "workdir": ""},
         "account": f"{shlex.join(['-A', account]) if account else ''} {job.resources.get(ARGUMENTS) or ''}",
         "partition": shlex.join(["-p", partition]) if partition else "",
-        "workdir": "",
     }
     program, *options = shlex.split(get_submit_command(job, parameters, settings) + last_options(job))
     return (program, "--test-only", *options, "--wrap=true")

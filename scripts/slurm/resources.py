@@ -36,8 +36,7 @@ def training_resources(
 
     `beside`: the nodes of a second component. Such a job asks for no spares, which Slurm would not take back.
     """
-    slurm = site.slurm
-    if slurm is None:
+    if (slurm := site.slurm) is None:
         minutes = resources.runtime if waits or not publishes_only else PUBLISHING_MINUTES
         return {"nodes": 1 if publishes_only else resources.nodes, "runtime": minutes, "mem_mb": resources.mem_mb}
     extra = ["--exclusive"] if slurm.exclusive else []
@@ -90,8 +89,7 @@ def one_node_resources(site: Site) -> dict[str, int | str | None]:
 
 def light_resources(site: Site) -> dict[str, int | str | None]:
     """Return the resources of a light job."""
-    slurm = site.slurm
-    if slurm is None:
+    if (slurm := site.slurm) is None:
         return {}
     light = slurm.light
     return {

@@ -91,14 +91,13 @@ class NemoRl(Backend):
         for number, _, row in islice(read_rows(stage.train_split), count):
             if algorithm == "sft":
                 parts = parts_of(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
-                rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
-                continue
-            try:
-                text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
-            except (TemplateError, TypeError, ValueError, KeyError) as error:
-                return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
-            ids = tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"]
-            rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
+            else:
+                try:
+                    text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
+                except (TemplateError, TypeError, ValueError, KeyError) as error:
+                    return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
+                parts = [("prompt", False, tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"])]
+            rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
         return rows
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
@@ -108,13 +107,9 @@ class NemoRl(Backend):
         name = runtime_of(stage.recipe, stage.name, site).image
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
-        record = Path(f"{name}.json")
-        made_from = read_if_there(record, ImageFile) or {}
-        return {
-            "name": made_from.get("source") or Path(name).name,
-            "digest": made_from.get("digest"),
-            "sha256": made_from.get("sha256"),
-        }
+        made_from = read_if_there(Path(f"{name}.json"), ImageFile) or {}
+        hashes = {kind: made_from.get(kind) for kind in ("digest", "sha256")}
+        return {"name": made_from.get("source") or Path(name).name, **hashes}
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """Return ray.sub's variables and the driver's command."""

@@ -77,11 +77,11 @@ class Launch:
     """One start of a stage's driver.
 
     `model`: a folder or a repository. `data`: the folder of the splits as the driver reads them; `run`: the folder of
-    checkpoints and logs. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
-    last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
-    length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
-    `mark`: of the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of
-    the training rows, as far as known.
+    checkpoints and logs. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the last
+    checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the length
+    of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown. `mark`: of
+    the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of the
+    training rows, as far as known.
     """
 
     runtime: Runtime

@@ -133,8 +133,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
     exports = exports_of(stage.paths.ckpt)
     with temporary_directory(exports / "incoming") as folder:
-        incoming = folder / "model"
-        made = {}
+        incoming, made = folder / "model", {}
         if trains_adapters(_policy(checkpoint)):
             made["merged"] = _merge(runtime, checkpoint, incoming, log)
         else:

@@ -87,8 +87,7 @@ class Runtime:
     @property
     def environment(self) -> dict[str, str]:
         """Return the variables in containers: the release's, the launcher's, then the stage's."""
-        launcher = self.settings.launcher
-        stated = self.release.environment | (self.release.launchers[launcher] if launcher else {})
+        stated = self.release.environment | self.release.launchers.get(self.settings.launcher, {})
         filled = {
             name: value.replace("{cache}", self.nemo_rl.cache).replace("{stage}", self.name)
             for name, value in stated.items()

@@ -100,10 +100,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
                 f"releases have it: {', '.join(able)}"
             )
         if self.launcher is not None and self.launcher not in release.launchers:
-            known = nearest(self.launcher, release.launchers)
-            raise UserError(
-                f"{key('stages', name, 'launcher')}: {recipe.release} has no launcher {self.launcher}{known}"
-            )
+            at, known = key("stages", name, "launcher"), nearest(self.launcher, release.launchers)
+            raise UserError(f"{at}: {recipe.release} has no launcher {self.launcher}{known}")
         if self.judges and "external_judges" not in release.can:
             able = [each.name for each in load_releases().values() if "external_judges" in each.can]
             raise UserError(
@@ -116,8 +114,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     @property
     def nodes_beside(self) -> int:
-        """Return the nodes of all pools of judges."""
-        return sum(judge.nodes for judge in self.judges.values())
+        """Return the nodes of all pools of judges; a server elsewhere has no replicas."""
+        return sum((judge.replicas or 0) * judge.nodes_per_replica for judge in self.judges.values())
 
     @property
     def teaching(self) -> Teaching:

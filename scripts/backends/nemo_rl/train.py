@@ -83,7 +83,10 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     runtime = Runtime(job.stage, job.settings, release_of(job.config.release["name"]), site)
     parent, model = job.parent_model, job.config.model
     splits = read_if_there(job.train_split.with_name("manifest.json"), Manifest)
-    last, save_by = _last_step(job), None
+    newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
+    # The planned step, or where the data surely end. A job to an earlier step ends the driver once that step is saved,
+    # so that weights are as if training went on.
+    last, save_by = reach_of(job.config, job.run, newest, job.planned or 0, job.rows).step, None
     is_other = job.resume_from is not None or last != job.planned  # than the schedule NeMo-RL makes of max_num_steps
     if job.stop.deadline is not None:
         save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
@@ -100,15 +103,6 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
         teachers={role.partition(".")[2]: str(path.resolve()) for role, path in job.roles.items()},
         environments=tuple(splits["train"].get("environments", {})) if splits else (),
     )
-
-
-def _last_step(job: TrainingJob) -> int:
-    """Return the driver's last step: the planned step, or the step where the data surely end.
-
-    A job to an earlier step ends the driver once the step is saved, so that weights are as if training went on.
-    """
-    newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
-    return reach_of(job.config, job.run, newest, job.planned or 0, job.rows).step
 
 
 def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
@@ -143,11 +137,8 @@ class RaySub:
             left.rename(logs / f"before{again}-{left.name}")
         self.logs, self.job, self.runtime, self.log = logs, job, runtime, logs / f"ray-sub-{job.id}{again}.log"
         self.started, self.read = time.time(), dict[Path, int]()
-        beside = f", judges on {len(job.beside)} nodes" if has_pools else ""
-        print(
-            f"{runtime.name}: ray.sub on {len(job.nodes)} nodes{beside}, image {runtime.image}; see {self.log}",
-            flush=True,
-        )
+        nodes = f"{len(job.nodes)} nodes" + (f", judges on {len(job.beside)} nodes" if has_pools else "")
+        print(f"{runtime.name}: ray.sub on {nodes}, image {runtime.image}; see {self.log}", flush=True)
         warn_of_ports(runtime.name, runtime.release)
         variables = slurm_variables(job, runtime.site.slurm, checkout)
         cpus = min(runtime.site.slurm.cpus_per_node or job.cpus_per_node, job.cpus_per_node)

@@ -75,11 +75,6 @@ class Judge(JudgeModel):
     address: Annotated[matching(r"^https?://\S+$"), AfterValidator(_is_plain)] | None = None
     """Of a server elsewhere, as http://host:8000/v1; nothing is started."""
 
-    @property
-    def nodes(self) -> int:
-        """Return the nodes of the pool; 0 for a server elsewhere."""
-        return (self.replicas or 0) * self.nodes_per_replica
-
     @model_validator(mode="after")
     def _is_served_one_way(self) -> "Judge":
         if (self.replicas is None) == (self.address is None):
@@ -230,8 +225,7 @@ class NemoRlTraining(Training):
             raise invalid("grpo.async_grpo.enabled must be true: NeMo-RL asks teachers during asynchronous training")
         if self.loop not in ROLLOUTS:
             return self
-        product = self.samples_per_step
-        batch = self.policy["train_global_batch_size"]
+        product, batch = self.samples_per_step, self.policy["train_global_batch_size"]
         if loss.get("force_on_policy_ratio") and batch != product:
             raise invalid(
                 f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "

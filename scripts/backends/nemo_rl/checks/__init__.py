@@ -13,9 +13,8 @@ from scripts.backends.protocol import Finding
 from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 
-MODULES = (places, silent, sums)
 CHECKS: list[Callable[[StageContext], Iterator[Finding]]] = [
-    check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")
+    check for module in (places, silent, sums) for name, check in vars(module).items() if name.startswith("check_")
 ]
 
 

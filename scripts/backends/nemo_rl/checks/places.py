@@ -15,8 +15,7 @@ from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
 from scripts.backends.nemo_rl.command import START_POOLS, Launch, hydra_overrides, pools_of, shared_root
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
-from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.runtime import CONTAINERS, Runtime, doubts_of, places_of
+from scripts.backends.nemo_rl.runtime import CONTAINERS, doubts_of, places_of, runtime_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
@@ -176,15 +175,12 @@ def unknown_keys(recipe: Recipe, checkout: Path, name: str) -> list[str]:
 
 def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
     """Return a start of the stage for the keys alone; values mean nothing."""
-    anywhere, release = Path("/anywhere"), release_of(recipe.release)
-    nemo_rl = NemoRlSite(checkouts={release.name: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
+    nemo_rl = NemoRlSite(checkouts={recipe.release: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
     return Launch(
-        runtime=Runtime(
-            name, recipe.stages[name], release, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)
-        ),
+        runtime=runtime_of(recipe, name, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)),
         model="/model",
-        data=anywhere / "data",
-        run=anywhere,
+        data=Path("/anywhere/data"),
+        run=Path("/anywhere"),
         max_num_steps=1,
         seed=recipe.seed_of(name),
         teachers={role: f"/teachers/{start}" for role, start in recipe.stages[name].teachers.items()},
@@ -241,7 +237,7 @@ def check_gres(context: StageContext) -> Iterator[Finding]:
 
 
 def check_images(context: StageContext) -> Iterator[Finding]:
-    """Find images that are missing, half made or unnamed."""
+    """Find images that are missing, half made or unnamed, and enroot's settings here with which containers fail."""
     names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
     for name in names:
         image, path = context.image_of(name), Path(context.image_of(name))
@@ -256,10 +252,6 @@ def check_images(context: StageContext) -> Iterator[Finding]:
             )
         else:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
-
-
-def check_containers(context: StageContext) -> Iterator[Finding]:
-    """Find settings of enroot on this host, as likely on the nodes, with which ray.sub's containers fail."""
     told = subprocess.run(["bash", str(CONTAINERS)], capture_output=True, text=True, check=False)  # noqa: S607
     for place in places_of(told.stdout):
         for doubt in doubts_of(place):
@@ -269,10 +261,8 @@ def check_containers(context: StageContext) -> Iterator[Finding]:
 def check_import(context: StageContext) -> Iterator[Finding]:
     """Find a half-made or outdated import of the model, which NeMo-RL would take by path alone."""
     model = context.model
-    if model is None or (folder := context.import_of(model)) is None:
-        return
-    imported = folder / "iter_0000000"
-    if not imported.exists():
+    imported = model and (folder := context.import_of(model)) and folder / "iter_0000000"
+    if not imported or not imported.exists():
         return
     if missing := missing_file(imported):
         yield context.error(

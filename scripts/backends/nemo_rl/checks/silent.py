@@ -1,8 +1,8 @@
 """Settings under which NeMo-RL silently trains something else.
 
 Read in the sources of the pinned releases (docs/traps.md); NeMo-RL compares vocabularies of teacher and student in
-run_distillation.py alone. The merge of adapters over a tied head was tried on a CPU,
-on a checkpoint saved by Automodel's code.
+run_distillation.py alone. The merge of adapters over a tied head was tried on a CPU, on a checkpoint saved by
+Automodel's code.
 """
 
 from collections.abc import Iterator
