@@ -21,8 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.common import ROOT, command_line, head, peak_memory, row
-from scripts.backends.protocol import TrainingJob, read_job, write_job
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob, read_job, write_job
 from scripts.recipe.resolve import resolve_stage, training_config
 from tests.stages import Stages, logged
 

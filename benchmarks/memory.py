@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from pydantic import TypeAdapter
 
 from benchmarks.common import command_line, head, row
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.backends.trl.placing import estimate
 from scripts.backends.trl.train import train_rank
 from scripts.files import sha256_file, write_json

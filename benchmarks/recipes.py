@@ -19,9 +19,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.backends.nemo_rl.checks.context import value_of  # noqa: E402
+from scripts.backends.nemo_rl.checks.places import DEADLINE, any_launch, unknown_keys  # noqa: E402
 from scripts.backends.nemo_rl.command import hydra_overrides  # noqa: E402
 from scripts.backends.nemo_rl.releases import release_of  # noqa: E402
-from scripts.backends.nemo_rl.upstream import DEADLINE, any_launch, unknown_keys, value_of  # noqa: E402
 from scripts.recipe.recipe import Recipe  # noqa: E402
 from tests.production import TRIED, stages_of, stated, whole_recipe  # noqa: E402
 

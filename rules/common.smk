@@ -11,7 +11,7 @@ from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
 from scripts.commands.ready import problems
-from scripts.slurm.future import date_results
+from scripts.slurm.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.model import MODEL
 from scripts.stage.paths import STORE
@@ -21,7 +21,7 @@ from scripts.stage.stage import Stage
 CONFIG = parse_config(config)
 RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
 os.environ[START] = CONFIG.start or ""
-CONSOLE.messages.config, CONSOLE.messages.recipe = CONFIG, RECIPE
+CONSOLE.config, CONSOLE.recipe = CONFIG, RECIPE
 SITE = load_site(Path(CONFIG.site), RECIPE)
 RESULTS = CONFIG.folder
 SETTINGS = f"{RESULTS}/settings"

@@ -7,7 +7,7 @@ from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
 from scripts.commands.ready import doubts, lacking_rows
-from scripts.slurm.site_check import check_executor, check_site
+from scripts.slurm.resources import check_executor, check_site
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
 
@@ -65,7 +65,7 @@ def check_before_submitting():
 
 def trials():
     """Slurm's answers to the jobs that this call of Snakemake would submit; other jobs ask for no time."""
-    from scripts.slurm.trial import try_jobs  # the plugin is for Slurm alone
+    from scripts.slurm.executor import try_jobs  # the plugin is for Slurm alone
 
     jobs = workflow.dag.needrun_jobs(exclude_finished=False)
     settings = None if workflow.dryrun else workflow.executor_settings

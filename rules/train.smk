@@ -1,5 +1,5 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
-from scripts.slurm.orphans import orphan_of
+from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
 from scripts.stage.attempts import attempts_of
 from scripts.stage.left_out import left_out

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from scripts.backends.nemo_rl.checks.teaching import TEACHER
+from scripts.backends.nemo_rl.checks.silent import TEACHER
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release, load_releases
 from scripts.backends.nemo_rl.settings import NemoRlSettings

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from scripts.backends.protocol import read_job
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, read_job
 from scripts.backends.trl import measuring
 from scripts.backends.trl import setup as trl_setup
 from scripts.backends.trl import train as trl_backend

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.synthesize import write_source
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.files import sha256_file, write_json
 from scripts.recipe.expand import CheckpointOf

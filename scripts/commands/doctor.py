@@ -8,7 +8,7 @@ from scripts.commands.project import Project, project_of
 from scripts.commands.ready import doubts, refusals
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
-from scripts.slurm.site_check import check_site
+from scripts.slurm.resources import check_site
 from scripts.stage.stage import Stage
 
 

@@ -17,11 +17,10 @@ from scripts.recipe.config import Config
 from scripts.recipe.recipe import TAKEN_STAGES
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
-from scripts.slurm.ancient import correct_ancient
 from scripts.slurm.console import Console
 from scripts.slurm.controller_lock import keep_locks_of_others, remove_dead_lock
-from scripts.slurm.future import let_inputs_pass
-from scripts.slurm.orphans import export_orphans
+from scripts.slurm.jobs import export_orphans
+from scripts.slurm.stale import correct_ancient, let_inputs_pass
 from scripts.stage.paths import STORE
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"

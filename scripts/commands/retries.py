@@ -19,8 +19,7 @@ import psutil
 
 from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM, canceller_of
-from scripts.slurm.jobs import JobRecord, latest_jobs
-from scripts.slurm.orphans import export_orphans
+from scripts.slurm.jobs import JobRecord, export_orphans, latest_jobs
 from scripts.stage.attempts import attempts_of, without_progress
 from scripts.stage.rundir import newest_step
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -107,25 +108,24 @@ def has_ended(job_id: str) -> bool | None:
     return job is None or job.state in ENDED_STATES or job.state in ("PENDING", "REQUEUED")
 
 
+def accounted_state(job_id: str) -> str:
+    """Return a job's final state by the accounting database; empty where it does not tell."""
+    with suppress(UserError):
+        return ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}")
+    return ""
+
+
 def canceller_of(job_id: str) -> str | None:
     """Return the number of another user who cancelled a job; None where the accounting database does not tell."""
-    try:
-        state = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}")
-    except UserError:
-        return None
-    found = re.match(r"CANCELLED by (\d+)", state)
+    found = re.match(r"CANCELLED by (\d+)", accounted_state(job_id))
     return found[1] if found and int(found[1]) != os.getuid() else None
 
 
 def wait_for_job(job_id: str, every: float = 10.0) -> None:
     """Wait until a job, running or pending, is gone for good."""
     while True:
-        try:
-            job = job_of(job_id)
-        except SlurmUnreachableError:
-            pass
-        else:
-            if job is None or job.state in ENDED_STATES:
+        with suppress(SlurmUnreachableError):
+            if (job := job_of(job_id)) is None or job.state in ENDED_STATES:
                 return
         time.sleep(every)
 

@@ -46,9 +46,8 @@ def keep_locks_of_others() -> None:
 
     Two calls for different runs hold locks in one folder, which Snakemake removes at the end of the first.
     """
-    read, write, remove_all = (
-        getattr(FilePersistence, name) for name in ("_read_locks", "_write_locks", "_delete_locks")
-    )
+    read, write = FilePersistence._read_locks, FilePersistence._write_locks
+    remove_all = FilePersistence._delete_locks
 
     def read_locks(self: FilePersistence) -> list[tuple[str, str]]:
         while Path(self._lockdir).is_dir():

@@ -4,21 +4,25 @@ A job's mark of success (scripts.slurm.marks) is looked for every second. Slurm 
 squeue, with or without an accounting database, every ``--seconds-between-status-checks``, and sooner after a mark of
 failure. While Slurm's controller is away no job is forgotten, and submissions wait. After a failure the program's log
 is shown, and Slurm's log only without a program's log. The job's script starts its step without a Snakemake between.
+
+Before the first job is submitted, Slurm answers to all of them by sbatch --test-only.
 """
 
 import asyncio
+import os
 import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import snakemake_executor_plugin_slurm as plugin
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.utils import get_job_wildcards, set_gres_string
 from snakemake_executor_plugin_slurm_jobstep import get_cpu_setting, get_gpu_setting, get_node_setting
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -26,7 +30,15 @@ from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from scripts.errors import UserError
-from scripts.slurm.client import ENDED_STATES, ask, in_one_line, show
+from scripts.slurm.client import (
+    ENDED_STATES,
+    SlurmUnreachableError,
+    accounted_state,
+    ask,
+    in_one_line,
+    run_client,
+    show,
+)
 from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
 from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
 from scripts.slurm.resources import ARGUMENTS, SECOND
@@ -41,6 +53,19 @@ LOOK_EVERY_SECONDS = 1.0
 SETTLING_SECONDS = 2.0
 MAY_BE_REQUEUED = {"NODE_FAIL", "PREEMPTED"}
 UNKNOWN = "UNKNOWN"
+START = re.compile(r"to start at (\S+)")
+MAY_WAIT = (
+    "Required node not available",
+    "Requested nodes are busy",
+    "Requested partition configuration not available now",
+    "Requested reservation not usable now",
+    "Job violates accounting/QOS policy",
+)
+"""Messages on jobs that sbatch queues all the same."""
+NO_NODES = "Requested node configuration is not available"
+"""The message on a job that no node can ever run, and on one whose nodes are down or reserved now."""
+UP = {"idle", "alloc", "mix", "comp", "plnd"}
+SMALLEST = ("--nodes=1", "--ntasks=1", "--time=1")
 
 
 class Executor(plugin.Executor):
@@ -127,8 +152,12 @@ class Executor(plugin.Executor):
 
     def _report_end(self, job: SubmittedJobInfo, state: str) -> None:
         has_own_log = any(Path(log).is_file() and Path(log).stat().st_size for log in job.job.log)
-        said = f"SLURM-job '{job.external_jobid}' failed, SLURM status is: '{state}'. "
-        said += f"Reason: {end_of(job.external_jobid)}."
+        end = "unknown to Slurm"
+        with suppress(UserError):
+            told = {"ExitCode": "?"} | show("job", job.external_jobid)
+            status = told["ExitCode"].split(":")[0]
+            end = f"{told.get('JobState')}, exit status {status} on {told.get('NodeList')}"
+        said = f"SLURM-job '{job.external_jobid}' failed, SLURM status is: '{state}'. Reason: {end}."
         self.report_job_error(job, msg=said, aux_logs=[] if has_own_log else [str(job.aux["slurm_logfile"])])
 
     def _report_job_submission_threadsafe(self, job_info: SubmittedJobInfo) -> None:
@@ -197,7 +226,7 @@ def job_states(call: str, results: str) -> dict[str, str]:
         if record.state == "COMPLETED":
             seen[job_id] = record
         elif job_id not in seen:
-            state = record.state if record.state in ENDED_STATES else accounted_state(job_id)
+            state, *_ = [record.state] if record.state in ENDED_STATES else [*accounted_state(job_id).split(), UNKNOWN]
             seen[job_id] = replace(record, state=state)
     write_call(call, seen)
     states = {job_id: record.state for job_id, record in seen.items()}
@@ -207,20 +236,70 @@ def job_states(call: str, results: str) -> dict[str, str]:
     return states
 
 
-def accounted_state(job_id: str) -> str:
-    """Return a job's final state by the accounting database, if any."""
-    try:
-        words = ask("sacct", "-X", "--noheader", "--parsable2", "--format=State", f"--jobs={job_id}").split()
-    except UserError:
-        return UNKNOWN
-    return words[0] if words else UNKNOWN
+@dataclass(frozen=True)
+class Trial:
+    """Slurm's answer to equal jobs, named in `jobs`: the estimated start, local and empty for none, or the message."""
+
+    jobs: str
+    start: str
+    message: str
+    is_refused: bool
+
+    def __str__(self) -> str:
+        """Return the answer as a line."""
+        if self.start:
+            return f"{self.jobs}: would start at {self.start}, submitted now"
+        return f"{self.jobs}: {'Slurm refuses it' if self.is_refused else 'Slurm expects no start yet'}: {self.message}"
 
 
-def end_of(job_id: str) -> str:
-    """Describe a job's end in a few words: state, exit status, nodes."""
+def try_jobs(jobs: Iterable[Any], settings: Any) -> list[Trial]:
+    """Return Slurm's answers to Snakemake's jobs, stages in training by their names; UserError without any answer.
+
+    `settings` are the Slurm plugin's; None: nothing is set on Snakemake's command line.
+    """
+    asked: dict[tuple[str, ...], set[str]] = {}
+    for job in jobs:
+        name = job.wildcards.stage if job.rule.name == "train" else job.rule.name
+        asked.setdefault(trial_command(job, settings), set()).add(name)
+    return [_answer(", ".join(sorted(names)), command) for command, names in asked.items()]
+
+
+def trial_command(job: Any, settings: Any) -> tuple[str, ...]:
+    """Return the plugin's sbatch command for a job, with --test-only."""
+    account, partition = (job.resources.get(f"slurm_{name}") for name in ("account", "partition"))
+    parameters = {
+        **{"run_uuid": "trial", "slurm_logfile": "/dev/null", "comment_str": "", "workdir": ""},
+        "account": f"{shlex.join(['-A', account]) if account else ''} {job.resources.get(ARGUMENTS) or ''}",
+        "partition": shlex.join(["-p", partition]) if partition else "",
+    }
+    program, *options = shlex.split(get_submit_command(job, parameters, settings) + last_options(job))
+    return (program, "--test-only", *options, "--wrap=true")
+
+
+def _answer(jobs: str, command: tuple[str, ...]) -> Trial:
+    said, starts = _ask(command)
+    if starts:
+        return Trial(jobs, starts, "", is_refused=False)
+    may_wait = any(words in said for words in MAY_WAIT) or (NO_NODES in said and _may_find_nodes(command))
+    return Trial(jobs, "", said, not may_wait)
+
+
+def _ask(command: tuple[str, ...]) -> tuple[str, str]:
+    """Return sbatch's message on a trial and the estimated start, empty for a refusal."""
     try:
-        fields = show("job", job_id)
-    except UserError:
-        return "unknown to Slurm"
-    status = fields.get("ExitCode", "?").split(":")[0]
-    return f"{fields.get('JobState')}, exit status {status} on {fields.get('NodeList')}"
+        said = run_client(command, os.environ).stderr  # the environment of submissions, SBATCH_ variables included
+    except UserError as error:
+        if isinstance(error, SlurmUnreachableError) or "Could not establish a configuration source" in str(error):
+            raise
+        return str(error).removeprefix(f"{' '.join(command)}: "), ""
+    found = START.search(said)
+    return said, found[1] if found else "unknown"
+
+
+def _may_find_nodes(command: tuple[str, ...]) -> bool:
+    """Return whether nodes are away, and one that is not could run a minute of the job, or none is up to tell."""
+    states = set(ask("sinfo", "--noheader", "--format=%t").split())
+    if states <= UP and "ReservationName=" not in ask("scontrol", "show", "reservation"):
+        return False
+    smallest = [word for part in command for word in ((*SMALLEST, part) if part == ":" else (part,))]
+    return not states & UP or bool(_ask((*smallest, *SMALLEST))[1])

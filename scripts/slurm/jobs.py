@@ -1,10 +1,11 @@
-"""States of the jobs submitted from this folder, in a small file for each call of Snakemake.
+"""States of the jobs submitted from this folder, in a small file for each call of Snakemake, and orphans among them.
 
 The executor (scripts.slurm.executor) writes the file at every submission and question to Slurm, so readers need not ask
 Slurm.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,12 +14,17 @@ from pathlib import Path
 
 import msgspec
 
+from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.slurm.client import ENDED_STATES, ask
 
 FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%r|%D|%N|%V|%S|%e|%k"
 SLURM_LOGS = Path("results/slurm-logs/rule_train")
 STAGE_COMMENT = "rule_train_wildcards_"
+ORPHANS = "STAGECOACH_ORPHANS"
+"""The environment variable with the training jobs that outlived the Snakemake that submitted them, by stage."""
+TIME = "%Y-%m-%dT%H:%M:%S"
 WRITING = threading.Lock()
 
 
@@ -93,18 +99,14 @@ def write_call(name: str, records: dict[str, JobRecord], is_answer: bool = True)
 
 def note_submission(name: str, job_id: str, comment: str, results: str) -> None:
     """Note a job's submission, before the first question to Slurm."""
-    record = JobRecord(job_id, "PENDING", "Submitted", 0, "", _now(), "", "", comment, results)
+    record = JobRecord(job_id, "PENDING", "Submitted", 0, "", time.strftime(TIME), "", "", comment, results)
     write_call(name, {job_id: record}, is_answer=False)
 
 
 def note_success(name: str, job_id: str) -> None:
     """Note a job's success without a question to Slurm."""
     if record := read_call(name).get(job_id):
-        write_call(name, {job_id: replace(record, state="COMPLETED", end=_now())}, is_answer=False)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S")
+        write_call(name, {job_id: replace(record, state="COMPLETED", end=time.strftime(TIME))}, is_answer=False)
 
 
 def stage_jobs(results: Path) -> Iterator[tuple[str, JobRecord]]:
@@ -121,3 +123,32 @@ def latest_jobs(results: Path) -> dict[str, LatestJob]:
     """Return each stage's newest training job."""
     latest = {job.stage: (call, job) for call, job in stage_jobs(results)}
     return {stage: LatestJob(job, (FOLDER / f"{call}.json").stat().st_mtime) for stage, (call, job) in latest.items()}
+
+
+def find_orphans(results: Path) -> dict[str, str]:
+    """Return the stages whose training job of an earlier call is queued or running, with the job's id.
+
+    UserError without an answer from Slurm: a second job, submitted blindly, could waste its nodes.
+    """
+    known = {record.id: record.stage for _, record in stage_jobs(results) if record.state not in ENDED_STATES}
+    if not known:
+        return {}
+    lines = ask("squeue", "--me", "--noheader", "--format=%i|%T").splitlines()
+    alive = {job.split("+")[0] for job, state in (line.split("|") for line in lines) if state not in ENDED_STATES}
+    return {stage: job for job, stage in known.items() if job in alive and stage}
+
+
+def export_orphans(results: Path) -> None:
+    """Tell the jobs of this process, which read the workflow anew, by an environment variable."""
+    try:
+        orphans = find_orphans(results)
+    except UserError as error:
+        print(f"Slurm does not say whether earlier jobs still run: {error}", file=sys.stderr)
+    else:
+        os.environ[ORPHANS] = ",".join(f"{stage}={job}" for stage, job in orphans.items())
+
+
+def orphan_of(stage: str) -> int:
+    """Return the Slurm job of an earlier call that still trains the stage, by `export_orphans`; 0 for none."""
+    pairs = os.environ.get(ORPHANS, "").split(",")
+    return int(dict(pair.split("=", 1) for pair in pairs if pair).get(stage, 0))

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
-from scripts.backends.protocol import Allocation, TrainingJob, backend_of
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site

@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from scripts.backends.nemo_rl.checkpoints import seal_finished
-from scripts.backends.nemo_rl.hydra import hydra_value
+from scripts.backends.nemo_rl.command import hydra_value
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import cause_of
 from scripts.backends.nemo_rl.releases import release_of

@@ -8,11 +8,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import AutoTokenizer
 
-from scripts.backends.nemo_rl.continuing import lay_in
+from scripts.backends.nemo_rl.checkpoints import lay_in
 from scripts.backends.nemo_rl.export import WORKER, convert
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.load import load_recipe, load_site
@@ -88,7 +89,7 @@ def test_the_real_loop_goes_on_with_a_parents_checkpoint_at_its_own_first_row(in
     runs = inputs / "continued" / kind
     assert real.train(kind, Start(most=2), runs / "parent")["loader"]["rows"] == 4
     (runs / "child/checkpoints").mkdir(parents=True)
-    lay_in(runs / "child", newest_checkpoint(runs / "parent"), is_asynchronous=False)
+    lay_in(runs / "child", newest_checkpoint(runs / "parent"), SimpleNamespace(is_asynchronous=False))
     child = real.train(kind, Start(most=4), runs / "child")
     assert child["lines"] == [3, 4] and child["sealed"][-1] == 4
     assert child["info"]["total_steps"] == 4 and child["loader"]["rows"] == 4, "of the child's own"

@@ -11,8 +11,8 @@ import pytest
 import trl
 from PIL import Image
 
+from scripts.backends.nemo_rl.command import overrides_of
 from scripts.backends.nemo_rl.demonstrations import as_read, chunks_of, parts_of, write_rows
-from scripts.backends.nemo_rl.hydra import overrides_of
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.training import NemoRlTraining
 from scripts.errors import UserError
@@ -82,7 +82,11 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     tokenizer.bos_token = tokenizer.pad_token
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     processor, outcomes = load_processor(tmp_path / "tokenizer"), set()
-    rows = PLAIN | (TOOLS if release.preserves_rows and template != "llama3" else {})
+    rows = PLAIN | (
+        TOOLS
+        if any("use_preserving_dataset" in reader for reader in release.sft_data.values()) and template != "llama3"
+        else {}
+    )
     known = Path(CHECKOUTS, name, "examples/configs/sft.yaml").read_text()
     last = {"only_unmask_final": True} if "only_unmask_final" in known else {}  # since v0.7.0
     for number, (data, sft) in enumerate((({}, {}), ({"add_generation_prompt": True, "add_eos": False}, last))):

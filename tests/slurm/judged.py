@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.pools import PYTHON, TOOLS
+from scripts.backends.nemo_rl.command import TOOLS, VLLM_PYTHON
 from scripts.stage.rundir import checkpoints
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import STAND_IN
@@ -60,7 +60,7 @@ class JudgedChain(NemoRlChain):
         table = yaml.safe_load((root / "envs/nemo-rl.yaml").read_text())
         table["releases"]["v0.7.0"]["can"].append("external_judges")
         (root / "envs/nemo-rl.yaml").write_text(yaml.safe_dump(table))
-        environment = (root / "venvs" / PYTHON).parents[1]
+        environment = (root / "venvs" / VLLM_PYTHON).parents[1]
         environment.symlink_to(sys.prefix)
         self.elsewhere = Elsewhere(self.checkout, cluster.addresses["machine"], root / "elsewhere.log")
         self.judges = {

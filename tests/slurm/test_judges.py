@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.backends.nemo_rl.pools import TOOLS
+from scripts.backends.nemo_rl.command import TOOLS
 from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 from tests.slurm.cluster import Cluster
 from tests.slurm.judged import NL2BASH, JudgedChain

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.backends.nemo_rl.containers import SCRIPT, places_of
+from scripts.backends.nemo_rl.runtime import CONTAINERS as SCRIPT
+from scripts.backends.nemo_rl.runtime import places_of
 from tests.conftest import ROOT
 from tests.slurm import containers
 from tests.slurm.cluster import Cluster

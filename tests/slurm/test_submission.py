@@ -11,8 +11,8 @@ from snakemake.iocontainers import ResourceList
 
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Resources
+from scripts.slurm.executor import Trial, try_jobs
 from scripts.slurm.resources import light_resources, training_resources
-from scripts.slurm.trial import Trial, try_jobs
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
 

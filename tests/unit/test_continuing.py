@@ -1,14 +1,13 @@
 """Stages that go on with their parent's optimizer: what is refused, and NeMo-RL's checkpoint laid into the run."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 
-from scripts.backends.nemo_rl.checkpoints import seal_finished
-from scripts.backends.nemo_rl.continuing import lay_in
-from scripts.backends.nemo_rl.data_left import sure_step
+from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished, sure_step
 from scripts.stage.rundir import newest_checkpoint
 from tests.unit.test_nemo_rl_checkpoints import save
 
@@ -36,7 +35,7 @@ def parent(tmp_path):
 def test_a_parents_checkpoint_is_laid_in_with_rows_that_begin_anew(parent, tmp_path, is_asynchronous, current):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    laid = lay_in(run, parent, is_asynchronous)
+    laid = lay_in(run, parent, SimpleNamespace(is_asynchronous=is_asynchronous))
     assert newest_checkpoint(run) == laid and laid.step == 4
     assert not (laid.path / "replay_buffer.pt").exists()
     info = json.loads((laid.path / "training_info.json").read_text())
@@ -46,4 +45,7 @@ def test_a_parents_checkpoint_is_laid_in_with_rows_that_begin_anew(parent, tmp_p
     assert weights.samefile(parent.path / weights.relative_to(laid.path))
     assert sure_step(parent, rows=16) < sure_step(laid, rows=16) == 4 + 16 // 2 - 2
     before = sorted(run.rglob("*"))
-    assert lay_in(run, parent, is_asynchronous) == laid and sorted(run.rglob("*")) == before
+    assert (
+        lay_in(run, parent, SimpleNamespace(is_asynchronous=is_asynchronous)) == laid
+        and sorted(run.rglob("*")) == before
+    )

@@ -249,8 +249,7 @@ def test_a_model_of_no_known_kind_is_never_refused(results, model):
 def test_a_training_out_of_memory_ends_with_what_needs_less_and_where_it_goes_on(results, tmp_path):
     import torch
 
-    from scripts.backends.protocol import TrainingJob
-    from scripts.backends.stop import StopRequest
+    from scripts.backends.protocol import StopRequest, TrainingJob
     from scripts.stage.rundir import seal_checkpoint
 
     folder, recipe = results

@@ -123,12 +123,12 @@ def test_a_mistake_of_a_recipe_has_its_line(tmp_path, old, new):
 
 @pytest.mark.parametrize("text", ["recipe: 2026-13-45", "1: 2", BOMB + "recipe: *a11", "recipe: !!int x"])
 def test_a_config_that_snakemake_cannot_read_is_one_message(tmp_path, monkeypatch, text):
-    from scripts.slurm.mistakes import Messages
+    from scripts.slurm.console import Console
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()
     (tmp_path / "config/config.yaml").write_text(text)
-    assert re.match(r"config/config.yaml:\d: ", Messages(None).line(ValueError("Snakemake's own")))
+    assert re.match(r"config/config.yaml:\d: ", Console(None).line(ValueError("Snakemake's own")))
 
 
 def test_a_long_message_keeps_its_first_lines_and_its_last():

@@ -16,15 +16,19 @@ from pydantic import BaseModel
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.kept_rates import check_continuing
-from scripts.backends.nemo_rl.checks.places import LEAST_IMAGE_BYTES, check_checkout, check_conversion, check_gres
-from scripts.backends.nemo_rl.checks.silent import check_adapters, check_optimizer_offload
+from scripts.backends.nemo_rl.checks.places import (
+    LEAST_IMAGE_BYTES,
+    any_launch,
+    check_checkout,
+    check_conversion,
+    check_gres,
+)
+from scripts.backends.nemo_rl.checks.silent import check_adapters, check_continuing, check_optimizer
 from scripts.backends.nemo_rl.checks.sums import GYM, check_rows_and_steps
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.backends.protocol import Finding
 from scripts.files import write_json
 from scripts.recipe.load import load_recipe, load_site
@@ -297,9 +301,9 @@ def test_a_stage_that_continues_another_needs_rows_for_its_own_steps_alone(world
 
 def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on_the_cpu(world):
     context = world.with_all(tables_of("nemo_rl_checks")["wrong"]["an optimizer on the CPU"]["world"]).context()
-    assert [finding.trap for finding in check_optimizer_offload(context)] == [68]
+    assert [finding.trap for finding in check_optimizer(context)] == [68]
     mended = context.release.model_copy(update={"can": release_of("main").can})
-    assert list(check_optimizer_offload(replace(context, release=mended))) == []
+    assert list(check_optimizer(replace(context, release=mended))) == []
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from scripts.backends.nemo_rl.backend import BACKEND
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import (
     Launch,
     cluster_environment,
     driver_command,
     hydra_overrides,
+    hydra_value,
     kept_checkpoints,
 )
-from scripts.backends.nemo_rl.hydra import hydra_value
 from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.stage.stage import Stage
@@ -43,10 +43,8 @@ def launch(stage: str = "rlvr1", **changes) -> Launch:
     return Launch(
         runtime=Runtime(stage, settings, release_of("v0.7.0"), SITE),
         model="/lustre/models/sft",
-        train_split=Path("/lustre/r/data/rlvr1/train-split.jsonl"),
-        validation_split=Path("/lustre/r/data/rlvr1/val-split.jsonl"),
-        checkpoints=Path("/lustre/r/rlvr1/run/checkpoints"),
-        logs=Path("/lustre/r/rlvr1/run/logs"),
+        data=Path("/lustre/r/data/rlvr1"),
+        run=Path("/lustre/r/rlvr1/run"),
         max_num_steps=50,
         seed=42,
     )

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from scripts.backends.nemo_rl.containers import (
+from scripts.backends.nemo_rl.runtime import (
     MARKED,
     Place,
     doubts_of,

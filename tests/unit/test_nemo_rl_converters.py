@@ -17,10 +17,10 @@ import yaml
 
 from scripts.backends.nemo_rl import export as nemo_rl_export
 from scripts.backends.nemo_rl.checkpoints import MEGATRON
+from scripts.backends.nemo_rl.checks.context import load_upstream
 from scripts.backends.nemo_rl.export import WORKER, with_megatron
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_site
 from scripts.stage.stage import Stage

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import (
     DRIVER_STARTED,
     PORTS,
@@ -23,13 +24,10 @@ from scripts.backends.nemo_rl.command import (
     hydra_overrides,
 )
 from scripts.backends.nemo_rl.outcome import cause_of
-from scripts.backends.nemo_rl.ray_sub import warn_of_ports
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import container_environment
-from scripts.backends.nemo_rl.train import launch_of, train
-from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.backends.protocol import Allocation, TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.nemo_rl.train import launch_of, train, warn_of_ports
+from scripts.backends.protocol import Allocation, StopRequest, TrainingJob
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.recipe.load import load_site
@@ -116,11 +114,11 @@ def started(container, tmp_path):
 
     def start(name: str, stage: str, **changes) -> tuple[subprocess.CompletedProcess, Launch, dict | None]:
         checkout, environment = container(RECIPES[name].release)
-        logs, record = tmp_path / "a run's logs", tmp_path / "record.json"
-        logs.mkdir()
+        run, record = tmp_path / "a run", tmp_path / "record.json"
+        (run / "logs").mkdir(parents=True)
         launch = replace(
             any_launch(stage, RECIPES[name], changes.pop("checkout", checkout)),
-            **{"model": MODEL, "logs": logs, "save_by": time.time() + 8940} | changes,
+            **{"model": MODEL, "run": run, "save_by": time.time() + 8940} | changes,
         )
         text = f"cd {shlex.quote(str(checkout))} && {cluster_environment(launch, tmp_path, 8)['COMMAND']}"
         recording = {"RECORD": str(record), "LOADED": str(tmp_path / "loaded")}
@@ -160,7 +158,7 @@ def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, contai
             f"AutoTokenizer {model} {{'trust_remote_code': True, 'use_fast': True}}",
         )
     ]
-    assert float((launch.logs / DRIVER_STARTED).read_text()) == pytest.approx(time.time(), abs=60)
+    assert float((launch.run / DRIVER_STARTED).read_text()) == pytest.approx(time.time(), abs=60)
 
 
 @pytest.mark.parametrize(("name", "stage"), [("super3", "rlvr1"), ("omni3", "mpo")])
@@ -168,7 +166,7 @@ def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, contai
     ("changes", "says"),
     [
         ({"model": "/no/model"}, "OSError: no such model"),
-        ({"logs": Path("/no/logs")}, "/no/logs/driver_started: No such file"),
+        ({"run": Path("/no")}, "/no/logs/driver_started: No such file"),
         ({"checkout": Path("/no/checkout")}, "/no/checkout: No such file"),
     ],
 )
@@ -366,7 +364,7 @@ def trained(tmp_path, monkeypatch):
         imported = launch.runtime.import_of(launch.model)
         monkeypatch.setenv("SAID", said)
         monkeypatch.setenv("IMPORT", str(imported / "iter_0000000"))
-        monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.LOOK_SECONDS", 0.05)
+        monkeypatch.setattr("scripts.backends.nemo_rl.train.LOOK_SECONDS", 0.05)
         nodes = Job("7", "RUNNING", ("node1",), None, cpus_per_node=16, requeues=True, restarts=0)
         began = time.monotonic()
         with pytest.raises(UserError) as error:
@@ -408,6 +406,6 @@ def test_a_node_that_lends_nemo_rls_ports_to_others_is_told_before_the_start(
     tmp_path, monkeypatch, capsys, lent, release, warned
 ):
     (tmp_path / "range").write_text(lent)
-    monkeypatch.setattr("scripts.backends.nemo_rl.ray_sub.PORT_RANGE", tmp_path / "range")
+    monkeypatch.setattr("scripts.backends.nemo_rl.train.PORT_RANGE", tmp_path / "range")
     warn_of_ports("rlvr1", load_releases()[release])
     assert ("net.ipv4.ip_local_reserved_ports=9000-28000" in capsys.readouterr().out) is warned

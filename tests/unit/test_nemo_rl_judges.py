@@ -11,12 +11,17 @@ import pytest
 import yaml
 
 from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.places import check_judges
-from scripts.backends.nemo_rl.command import cluster_environment, hydra_overrides
-from scripts.backends.nemo_rl.pools import FIRST_PORT, SCRIPT, ask_addresses, pool_environment
-from scripts.backends.nemo_rl.ray_sub import slurm_variables
+from scripts.backends.nemo_rl.checks.places import any_launch, check_judges
+from scripts.backends.nemo_rl.command import (
+    FIRST_PORT,
+    START_POOLS,
+    ask_addresses,
+    cluster_environment,
+    hydra_overrides,
+    pool_environment,
+)
 from scripts.backends.nemo_rl.runtime import Runtime, runtime_of
-from scripts.backends.nemo_rl.upstream import any_launch
+from scripts.backends.nemo_rl.train import slurm_variables
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -222,7 +227,7 @@ def test_the_pages_switch_is_the_launchers(made):
 
 @needs_checkouts
 def test_upstreams_script_gets_all_variables_that_it_demands_and_reads_no_other_name_of_ours(made):
-    text = Path(CHECKOUTS, "main", SCRIPT).read_text()
+    text = Path(CHECKOUTS, "main", START_POOLS).read_text()
     launch = any_launch("rl", made(), Path("/lustre/code/main"))
     launch = replace(launch, runtime=replace(launch.runtime, site=site()))
     told = slurm_variables(JOB, Slurm(), Path("/code")) | cluster_environment(launch, LOGS, 64)

@@ -14,12 +14,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.backends.nemo_rl import ray_sub as nemo_rl_cluster
 from scripts.backends.nemo_rl import train as nemo_rl_backend
 from scripts.backends.nemo_rl.backend import BACKEND
-from scripts.backends.nemo_rl.data_left import batches_taken, generated_steps, reached, sure_step
-from scripts.backends.nemo_rl.ray_sub import RaySub
-from scripts.backends.stop import StopRequest
+from scripts.backends.nemo_rl.checkpoints import batches_taken, generated_steps, reach_of, reached, sure_step
+from scripts.backends.nemo_rl.train import RaySub
+from scripts.backends.protocol import StopRequest
 from scripts.commands.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
@@ -157,6 +156,12 @@ class Killed(BaseException):
     """The trainer was killed with its driver."""
 
 
+def drivers_last_step(job):
+    """The step that the driver aims at, as launch_of tells it."""
+    newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
+    return reach_of(job.config, job.run, newest, job.planned, job.rows).step
+
+
 class Driver(RaySub):
     """Stands for ray.sub, the driver and its logs: a look lets it train a step, save, end or wait for ever."""
 
@@ -165,7 +170,7 @@ class Driver(RaySub):
         self.how, steps = world.schedule.pop(0) if world.schedule else ("whole", 0)
         saved = self._resumed(job.resume_from)
         self.loop = Loop(saved, world.batches, PROMPTS, 1, self.random, world.failing)
-        self.last = nemo_rl_backend._last_step(job)
+        self.last = drivers_last_step(job)
         self.until = self.last if self.how == "whole" else min(saved.step + steps, self.last)
         self.log = world.folder / "driver.log"
         self.log.write_text("")
@@ -279,14 +284,14 @@ class World:
         runtime = SimpleNamespace(nemo_rl=site, settings=SimpleNamespace(judges={}))
 
         def launch(job, _):
-            world.job, last = job, nemo_rl_backend._last_step(job)
-            return SimpleNamespace(logs=folder, runtime=runtime, max_num_steps=last)
+            world.job, last = job, drivers_last_step(job)
+            return SimpleNamespace(run=folder, runtime=runtime, max_num_steps=last)
 
         monkeypatch.setattr(nemo_rl_backend, "launch_of", launch)
         monkeypatch.setattr(nemo_rl_backend, "RaySub", lambda *_: Driver(world, world.job))
         monkeypatch.setattr(nemo_rl_backend, "StepLog", Steps)
-        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock))
-        monkeypatch.setattr(nemo_rl_cluster, "LOOK_SECONDS", 0)
+        monkeypatch.setattr(nemo_rl_backend, "time", SimpleNamespace(time=lambda: world.clock, sleep=lambda _: None))
+        monkeypatch.setattr(nemo_rl_backend, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
         monkeypatch.setattr(trainer, "code_revision", lambda: None)

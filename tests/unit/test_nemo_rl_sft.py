@@ -12,14 +12,13 @@ import yaml
 from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checks import sums as checks
 from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.demonstrations import write_rows
 from scripts.backends.nemo_rl.releases import load_releases
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.train import launch_of
-from scripts.backends.nemo_rl.upstream import any_launch
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
 from scripts.model.processor import make_tokenizer
 from scripts.model.scratch import CHAT_TEMPLATE
@@ -83,7 +82,8 @@ def test_each_release_reads_the_splits_by_its_own_keys(stage_of):
         reader = {key: value for key, value in found.items() if value == "openai_format"}
         assert reader and found["policy.tokenizer.chat_template"] == "default"
         assert sum("/anywhere/data/" in value for value in found.values()) == 2
-        assert release.preserves_rows == any(key.endswith("use_preserving_dataset") for key in found)
+        preserves = any("use_preserving_dataset" in reader for reader in release.sft_data.values())
+        assert preserves == any(key.endswith("use_preserving_dataset") for key in found)
 
 
 def test_what_the_recipe_says_wins_over_what_sft_is_told_of_itself(stage_of):
@@ -101,10 +101,12 @@ def test_the_driver_gets_the_rows_as_templates_read_them(stage_of, tmp_path):
     job = TrainingJob.of(stage, max_num_steps=1, threads=1, stop=StopRequest())
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     launch = launch_of(job, site)
-    assert launch.train_split.is_relative_to(job.run.absolute()) and launch.train_split != launch.validation_split
-    write_rows(stage.train_split, launch.train_split)
+    assert launch.data.is_relative_to(job.run.absolute())
+    write_rows(stage.train_split, launch.data / "train-split.jsonl")
     called = CALLED | {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
-    assert json.loads(launch.train_split.read_text()) == {"messages": [ASKED | {"content": "1"}, called]}
+    assert json.loads((launch.data / "train-split.jsonl").read_text()) == {
+        "messages": [ASKED | {"content": "1"}, called]
+    }
 
 
 def shown(stage):

@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.teaching import check_formats
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.checks.places import any_launch, unknown_keys
+from scripts.backends.nemo_rl.checks.silent import check_formats
 from scripts.backends.nemo_rl.command import driver_command, hydra_overrides
 from scripts.backends.nemo_rl.export import name_head
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
@@ -24,9 +25,7 @@ from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.nemo_rl.training import DRIVERS
-from scripts.backends.nemo_rl.upstream import any_launch, load_upstream, unknown_keys
-from scripts.backends.protocol import TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.hugging_face import check_model
@@ -98,7 +97,7 @@ def test_the_same_start_in_two_roles_is_one_teacher_whose_nodes_are_asked_for_on
     one = made(teachers={"math": "solver", "rest": "solver"}).stages["student"]
     assert one.nodes_of_teachers == 2
     sole = made(teachers={"math": "solver"}, distillation={}).stages["student"]
-    assert (sole.nodes_of_teachers, sole.teacher_of("chat")) == (2, "math"), "as in backend trl"
+    assert (sole.nodes_of_teachers, sole.teaching.role_of("chat", sole.teachers)) == (2, "math"), "as in backend trl"
 
 
 def test_a_job_tells_the_driver_the_exports_of_its_roles_and_the_rows_environments(made, tmp_path):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.backends.protocol import TrainingJob, read_job, write_job
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest, TrainingJob, read_job, write_job
 from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site

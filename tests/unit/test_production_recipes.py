@@ -5,10 +5,10 @@ from functools import reduce
 
 import pytest
 
+from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.backends.nemo_rl.upstream import any_launch
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.yaml_file import leaves

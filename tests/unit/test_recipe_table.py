@@ -4,10 +4,10 @@ import re
 
 import pytest
 
+from scripts.backends.nemo_rl.checks.context import ABSENT, value_of
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.training import ROLLOUTS
-from scripts.backends.nemo_rl.upstream import ABSENT, value_of
 from tests.conftest import ROOT
 from tests.production import PRODUCTION, stages_of, stated, whole_recipe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.commands.status import status_text

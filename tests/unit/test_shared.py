@@ -167,7 +167,7 @@ def test_what_a_colleague_trained_is_published_by_who_may_read_it_and_not_traine
     program = (
         "import os; os.chdir(sys.argv[1])\n"
         "from tests.unit import test_store as store; from scripts.backends.trl import backend\n"
-        "from scripts.train.run import Attempt, train_stage; from scripts.backends.stop import StopRequest\n"
+        "from scripts.train.run import Attempt, train_stage; from scripts.backends.protocol import StopRequest\n"
         "from scripts.backends.protocol import Allocation; from scripts.recipe.site import Site\n"
         "backend.BACKEND = store.StandIn()\n"
         "site = Site(name='shared', threads=1, group=sys.argv[4])\n"

@@ -14,9 +14,15 @@ from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Resources
-from scripts.slurm import site_check
-from scripts.slurm.resources import light_resources, one_node_resources, training_resources
-from scripts.slurm.site_check import check_site, minutes, node_groups
+from scripts.slurm import resources as slurm_resources
+from scripts.slurm.resources import (
+    check_site,
+    light_resources,
+    minutes,
+    node_groups,
+    one_node_resources,
+    training_resources,
+)
 from tests.cases import cases
 from tests.conftest import ROOT
 
@@ -31,7 +37,7 @@ def site(**slurm: object) -> Site:
 @pytest.fixture
 def sinfo(monkeypatch):
     """A cluster whose sinfo says SINFO; the real one is asked in tests/slurm."""
-    monkeypatch.setattr(site_check, "ask", lambda *command: SINFO)
+    monkeypatch.setattr(slurm_resources, "ask", lambda *command: SINFO)
 
 
 def refusal(resources: Resources | None = None, **slurm: object) -> str:

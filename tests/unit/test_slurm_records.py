@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 
 from scripts.errors import UserError
-from scripts.slurm import executor, orphans
+from scripts.slurm import client, executor, jobs
 from scripts.slurm.client import SlurmUnreachableError
 from scripts.slurm.executor import job_states
-from scripts.slurm.jobs import latest_jobs, note_submission, note_success, read_call
-from scripts.slurm.orphans import find_orphans
+from scripts.slurm.jobs import find_orphans, latest_jobs, note_submission, note_success, read_call
 
 LINE = "{id}|{state}|None|2|node[1-2]|2026-01-01T10:00:0{second}|N/A|N/A|rule_train_wildcards_{stage}\n"
 
@@ -27,7 +26,7 @@ def squeue(tmp_path, monkeypatch):
             raise said
         return said
 
-    for module in (executor, orphans):
+    for module in (client, executor, jobs):
         monkeypatch.setattr(module, "ask", ask)
     return answer
 

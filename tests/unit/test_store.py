@@ -14,8 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from scripts import files
-from scripts.backends.protocol import Backend
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Backend, StopRequest
 from scripts.commands.discard import discard
 from scripts.errors import UserError
 from scripts.files import read_json
@@ -196,7 +195,7 @@ from dataclasses import replace
 from tests.unit import test_store as store
 from scripts.backends.trl import backend
 from scripts.train.run import Attempt, train_stage
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import StopRequest
 
 class Slow(store.StandIn):
     def train(self, job, allocation):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.backends.protocol import Allocation, Backend, TrainingJob, backend_of, read_job, write_job
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob, backend_of, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import open_atomically, read_json, replace_directory, write_json
@@ -226,7 +225,7 @@ def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGHUP", 0), ("SIGINT", 1)])
 def test_a_signal_is_a_request_and_only_a_second_ctrl_c_acts_at_once(name, status):
     program = (
-        "import os, signal\nfrom scripts.backends.stop import StopRequest\nstop = StopRequest()\nstop.listen()\n"
+        "import os, signal\nfrom scripts.backends.protocol import StopRequest\nstop = StopRequest()\nstop.listen()\n"
         f"os.kill(os.getpid(), signal.{name})\nassert stop.is_due(0, 0) and stop.reason == '{name}'\n"
         f"try:\n    os.kill(os.getpid(), signal.{name})\nexcept KeyboardInterrupt:\n    raise SystemExit(1)\n"
     )

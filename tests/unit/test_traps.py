@@ -11,8 +11,7 @@ from tests.conftest import ROOT
 
 KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "not yet"}
 CHECKS_OF_NEMO_RL = tuple(
-    f"scripts/backends/nemo_rl/checks/{name}.py"
-    for name in ("__init__", "kept_rates", "sums", "places", "silent", "teaching")
+    f"scripts/backends/nemo_rl/checks/{name}.py" for name in ("__init__", "sums", "places", "silent")
 )
 LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/doctor.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")

@@ -8,9 +8,10 @@ from typing import Optional
 import pytest
 import yaml
 
+from scripts.backends.nemo_rl.checks.context import load_upstream, value_of
+from scripts.backends.nemo_rl.checks.places import unknown_keys
 from scripts.backends.nemo_rl.metrics import NAMES
 from scripts.backends.nemo_rl.releases import load_releases, release_of
-from scripts.backends.nemo_rl.upstream import load_upstream, unknown_keys, value_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe

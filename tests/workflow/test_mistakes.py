@@ -21,7 +21,7 @@ from scripts.files import write_json
 from scripts.model.pretrained import _check_one_template
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
-from scripts.slurm.site_check import check_executor
+from scripts.slurm.resources import check_executor
 from scripts.stage.consistency import damage_of_stage
 from scripts.stage.paths import StagePaths
 from scripts.stage.publish import export_name
@@ -44,10 +44,10 @@ for config, targets in json.loads(sys.argv[1]):
             resource_settings=ResourceSettings(cores=1), config_settings=ConfigSettings(config=config),
             snakefile=Path("Snakefile"),
         )
-        messages = made._workflow.globals["CONSOLE"].messages
+        console = made._workflow.globals["CONSOLE"]
         for target in targets:
             error = __import__("snakemake").exceptions.MissingRuleException(target)
-            said[target] = messages.line(error)
+            said[target] = console.line(error)
 print(json.dumps(said))
 """
 

@@ -10,29 +10,26 @@ from typing import Any, TypedDict
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.checkpoints import seal_finished
+from scripts.backends.nemo_rl.checkpoints import lay_in, reach_of, seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.continuing import lay_in
-from scripts.backends.nemo_rl.data_left import reach_of
 from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Allocation, Backend, TrainingJob
-from scripts.backends.stop import StopRequest
+from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site
-from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import ShownRow, read_if_there
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
-from scripts.stage.progress import Reach
-from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
+
+DRIVER = "scripts.backends.nemo_rl.train"
+"""The module that starts drivers, imported where needed: TensorBoard takes a moment to load."""
 
 
 class ImageFile(TypedDict, total=False):
@@ -49,11 +46,9 @@ class NemoRl(Backend):
     findings = staticmethod(findings)
     chat_format = staticmethod(chat_format_of)
     seal_finished = staticmethod(seal_finished)
+    begin_from = staticmethod(lay_in)
+    reach_of = staticmethod(reach_of)
     export = staticmethod(convert)
-
-    def begin_from(self, run: Path, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
-        """Lay the parent's checkpoint into the run, whose rows begin anew."""
-        return lay_in(run, parent, config.is_asynchronous)
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Start the driver in the Slurm job and watch to the end."""
@@ -62,7 +57,7 @@ class NemoRl(Backend):
                 f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
                 "section"
             )
-        _driver().train(job, allocation)
+        import_module(DRIVER).train(job, allocation)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Leave nodes to the check of parallelism."""
@@ -77,7 +72,8 @@ class NemoRl(Backend):
                 print(finding, file=sys.stderr)
         problems = [finding.says for finding in found if finding.stops]
         if stage.settings.algorithm == "sft" and (chat_format := self.chat_format(stage)):
-            preserves = release_of(stage.config.release["name"]).preserves_rows
+            readers = release_of(stage.config.release["name"]).sft_data.values()
+            preserves = any(reader.get("use_preserving_dataset") for reader in readers)
             for split in (stage.train_split, stage.validation_split):
                 problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
         return problems
@@ -95,22 +91,14 @@ class NemoRl(Backend):
         for number, _, row in islice(read_rows(stage.train_split), count):
             if algorithm == "sft":
                 parts = parts_of(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
-                rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
-                continue
-            try:
-                text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
-            except (TemplateError, TypeError, ValueError, KeyError) as error:
-                return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
-            ids = tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"]
-            rows.append(shown_row(number, [("prompt", False, ids)], tokenizer_of(tokenizer)))
+            else:
+                try:
+                    text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
+                except (TemplateError, TypeError, ValueError, KeyError) as error:
+                    return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
+                parts = [("prompt", False, tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"])]
+            rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
         return rows
-
-    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
-        """Return the step an attempt reaches; asynchronous training loses rows at every resume."""
-        if not config.is_asynchronous:
-            return Reach(planned)
-        reach = reach_of(run, newest, config.planned_step(rows), rows)
-        return reach if reach.step <= planned else Reach(planned)
 
     def image_of(self, stage: Stage, site: Site | None) -> dict[str, Any] | None:
         """Return the stage's container, with digest and hash from the name or the record beside the file."""
@@ -119,31 +107,22 @@ class NemoRl(Backend):
         name = runtime_of(stage.recipe, stage.name, site).image
         if not name.endswith(".sqsh"):
             return {"name": name, "digest": name.partition("@")[2] or None, "sha256": None}
-        record = Path(f"{name}.json")
-        made_from = read_if_there(record, ImageFile) or {}
-        return {
-            "name": made_from.get("source") or Path(name).name,
-            "digest": made_from.get("digest"),
-            "sha256": made_from.get("sha256"),
-        }
+        made_from = read_if_there(Path(f"{name}.json"), ImageFile) or {}
+        hashes = {kind: made_from.get(kind) for kind in ("digest", "sha256")}
+        return {"name": made_from.get("source") or Path(name).name, **hashes}
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """Return ray.sub's variables and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
         job = TrainingJob.of(stage, max_num_steps=stage.planned or 0, threads=site.threads, stop=StopRequest())
-        launch = _driver().launch_of(job, site)
+        launch = import_module(DRIVER).launch_of(job, site)
         if stage.planned is None:
             launch = replace(launch, max_num_steps=f"unknown until the rows of {stage.settings.blend} are there")
         cpus = site.slurm.cpus_per_node or "those of the job on a node"
         variables = cluster_environment(launch, stage.paths.logs.absolute(), cpus)
         command = variables.pop("COMMAND")
         return "\n".join([*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), "", command])
-
-
-def _driver() -> Any:
-    """Import the module that starts drivers; TensorBoard takes a moment to load."""
-    return import_module("scripts.backends.nemo_rl.train")
 
 
 BACKEND = NemoRl()

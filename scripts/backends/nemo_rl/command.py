@@ -3,21 +3,28 @@
 Both follow upstream's launchers, but for the list in docs/nemo_rl.md. ray.sub splits srun options at spaces, so sites
 and configs refuse paths with spaces; other values are quoted for Hydra and then for the shell. No token is part of a
 command; tokens stay in the job's environment.
+
+Judges outside the Ray cluster are started by NVIDIA's run_in_allocation.sh: the replicas in a heterogeneous job's
+second component, a load balancer for each pool on the first node, then ray.sub in the first component. All end with
+the first that ends. No GPU has tried it.
 """
 
+import math
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.nemo_rl.containers import mark_check
-from scripts.backends.nemo_rl.hydra import hydra_value, overrides_of
-from scripts.backends.nemo_rl.pools import judge_overrides, pool_environment
-from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.training import ROUTING
+import httpx2
+
+from scripts.backends.nemo_rl.runtime import Runtime, mark_check
+from scripts.backends.nemo_rl.training import ROUTING, Judge
+from scripts.errors import UserError
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
+from scripts.recipe.yaml_file import leaves
 
 SETTINGS = (
     *("sft", "grpo", "dpo", "mpo", "rm", "distillation", "on_policy_distillation"),
@@ -30,9 +37,15 @@ PREWARM = (
     "AutoTokenizer.from_pretrained(name, trust_remote_code=True, use_fast=True)"
 )
 SANDBOX_PORT = "6000"
+TOOLS = Path("tools/external_gym_vllm")
+START_POOLS = TOOLS / "run_in_allocation.sh"
+VLLM_PYTHON = "nemo_rl.models.generation.vllm.vllm_worker_async.VllmAsyncGenerationWorker/bin/python"
+SERVED = "model"  # upstream's name of every pool's model
+FIRST_PORT = 1321  # below the ports that kernels lend, in a range that main leaves to generators besides vLLM
+ANSWER_SECONDS = 30.0
 KEEP_ALL = 1_000_000  # as upstream writes it
 LEAST_SECONDS = 1  # NeMo-RL looks at the deadline after each step, and saves the step
-DRIVER_STARTED = "driver_started"
+DRIVER_STARTED = "logs/driver_started"
 # Those of main's ray.sub: earlier ones lie among the ports that the kernel lends to outgoing connections (trap 100).
 PORTS = {
     **{"NODE_MANAGER_PORT": "1301", "OBJECT_MANAGER_PORT": "1303", "RUNTIME_ENV_AGENT_PORT": "1305"},
@@ -54,25 +67,27 @@ FAIL_DRIVER = """fail() { echo "error: $1"; exit 1; }"""
 NO_APPTAINER = (
     "no Apptainer after five tries at {}; let the nodes reach it, or name an image that has it (site's nemo_rl.images)"
 )
+_PLAIN = re.compile(r"[A-Za-z0-9_./@-]*[A-Za-z_/@-][A-Za-z0-9_./@-]*")
+_OTHER_MEANING = {"true", "false", "null", "inf", "nan", "yes", "no", "on", "off"}
+_NUMBER_LIKE = re.compile(r"[+-]?[0-9_.]+([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
 class Launch:
     """One start of a stage's driver.
 
-    `model`: a folder or a repository. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the
-    last checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the
-    length of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown.
-    `mark`: of the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of
-    the training rows, as far as known.
+    `model`: a folder or a repository. `data`: the folder of the splits as the driver reads them; `run`: the folder of
+    checkpoints and logs. `seed`: None keeps the config's. `save_by`: seconds since the epoch at which the last
+    checkpoint must be whole, less the time from start to first step; None without a limit. `schedule_steps`: the length
+    of the learning rate's schedule where not max_num_steps, which is a text only in a command to be shown. `mark`: of
+    the image, where known. `teachers`: the folder or repository of each teacher by role; `environments`: of the
+    training rows, as far as known.
     """
 
     runtime: Runtime
     model: str
-    train_split: Path
-    validation_split: Path
-    checkpoints: Path
-    logs: Path
+    data: Path
+    run: Path
     max_num_steps: int | str
     seed: int | None = None
     save_by: float | None = None
@@ -80,11 +95,6 @@ class Launch:
     mark: str | None = None
     teachers: dict[str, str] = field(default_factory=dict)
     environments: tuple[str, ...] = ()
-
-    @property
-    def models(self) -> list[str]:
-        """Return the start and all teachers, each once."""
-        return list(dict.fromkeys([self.model, *self.teachers.values()]))
 
     @property
     def checks(self) -> list[str]:
@@ -105,8 +115,8 @@ def hydra_overrides(launch: Launch) -> list[str]:
     nested |= {
         "policy.model_name": launch.model,
         "++policy.tokenizer.name": launch.model,  # some configs name the tokenizer of another model
-        "checkpointing.checkpoint_dir": str(launch.checkpoints),
-        "logger.log_dir": str(launch.logs),
+        "checkpointing.checkpoint_dir": str(launch.run / "checkpoints"),
+        "logger.log_dir": str(launch.run / "logs"),
         "logger.tensorboard_enabled": True,
         "logger.wandb_enabled": nemo_rl.wandb_project is not None,
     }
@@ -122,24 +132,15 @@ def hydra_overrides(launch: Launch) -> list[str]:
         nested |= {"++policy.tokenizer.chat_template": OWN} | ({"data": stage.reads} if stage.loop == "sft" else {})
     if settings["data"] == stage.data and added == stage.add:
         keys = runtime.release.keys
-        paths = {keys.train_data: str(launch.train_split), keys.validation_data: str(launch.validation_split)}
-        nested |= _filled(runtime.release.sft_data, launch) if stage.algorithm == "sft" else paths
+        paths = {keys.train_data: "{train}", keys.validation_data: "{validation}"}
+        nested |= _filled(runtime.release.sft_data if stage.algorithm == "sft" else paths, launch)
     added = {f"+{section}": values for section, values in added.items()}
-    overrides = [
-        text
-        for part in (
-            nested,
-            settings,
-            added,
-            judge_overrides(runtime),
-            _nodes(runtime),
-            _teachers(launch),
-            _steps(launch),
-        )
-        for text in overrides_of(part)
-    ]
+    parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), _teachers(launch), _steps(launch))
+    overrides = [text for part in parts for text in overrides_of(part)]
     if stage.routes:
-        models = {name: launch.teachers[role] for name, role in _taught(launch).items()}
+        names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
+        taught = {name: stage.teaching.role_of(name, stage.teachers) for name in names}
+        models = {name: launch.teachers[role] for name, role in taught.items() if role}
         # once without and once with a value, since Hydra lays a mapping over the config's
         overrides += [f"{OPD}.teacher_model_by_agent_name={value}" for value in ("null", hydra_value(models))]
     if stage.sif and nemo_rl.sif:
@@ -151,15 +152,46 @@ def hydra_overrides(launch: Launch) -> list[str]:
     return [re.sub(r"^([+~]*policy\.)dtensor_cfg\b", r"\1automodel_cfg", text) for text in kept]
 
 
+def overrides_of(settings: dict[str, Any]) -> Iterator[str]:
+    """Yield ``key=value`` for each leaf of nested settings; nothing for an empty mapping."""
+    return (f"{name}={hydra_value(value)}" for name, value in leaves(settings))
+
+
+def hydra_value(value: Any) -> str:
+    """Return a value in Hydra's grammar (hydra.cc/docs/advanced/override_grammar), parsed to the same value."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value) if math.isfinite(value) else str(value)  # inf, -inf, nan
+    if isinstance(value, list | tuple):
+        return f"[{','.join(hydra_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{hydra_value(str(key))}:{hydra_value(item)}' for key, item in value.items())}}}"
+    return _text(str(value))
+
+
+def _text(text: str) -> str:
+    """Return a string, in single quotes unless the bare text is unambiguous.
+
+    In quotes a backslash escapes a quote, and a backslash before a quote; before ``${`` a backslash stops OmegaConf
+    from reading a reference.
+    """
+    if _PLAIN.fullmatch(text) and text.lower() not in _OTHER_MEANING and not _NUMBER_LIKE.fullmatch(text):
+        return text
+    text = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", text)
+    text = re.sub(r"(\\*)'", lambda found: found[1] * 2 + r"\'", text)
+    text = re.sub(r"(\\+)\Z", lambda found: found[1] * 2, text)
+    return f"'{text}'"
+
+
 def _filled(value: Any, launch: Launch) -> Any:
     """Return a setting with the splits' paths for ``{train}``, ``{validation}`` and ``{data}``."""
     if isinstance(value, dict):
         return {key: _filled(item, launch) for key, item in value.items()}
     if not isinstance(value, str):
         return value
-    paths = {"train": launch.train_split, "validation": launch.validation_split, "data": launch.train_split.parent}
-    for name, path in paths.items():
-        value = value.replace(f"{{{name}}}", str(path))
+    for name, file in {"train": "train-split.jsonl", "validation": "val-split.jsonl", "data": ""}.items():
+        value = value.replace(f"{{{name}}}", str(launch.data / file))
     return value
 
 
@@ -186,13 +218,6 @@ def _teachers(launch: Launch) -> dict[str, Any]:
         OPD: {"enabled": True, "strict_agent_name_match": True, "deduplicate_shared_teacher_checkpoints": True},
         f"{OPD}.non_colocated_teachers": {"enabled": True, "default_teacher_cfg": nodes},
     }
-
-
-def _taught(launch: Launch) -> dict[str, str]:
-    """Return the teacher's role of each environment of the recipe and of the rows."""
-    stage = launch.runtime.settings
-    names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
-    return {name: role for name in names if (role := stage.teacher_of(name))}
 
 
 def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
@@ -230,15 +255,16 @@ def driver_command(launch: Launch) -> str:
     """Return the shell text that ray.sub runs on the head, in the checkout, once Ray is up.
 
     NeMo-RL counts ``checkpoint_must_save_by`` from the start of the training loop, so the shell computes the value from
-    `save_by` when the driver starts, and notes the start beside the logs.
+    `save_by` when the driver starts, and notes the start among the logs.
     """
     runtime, settings = launch.runtime, launch.runtime.settings
     checkout, python = shlex.quote(str(runtime.checkout)), runtime.release.python.split()
     lines = ["set -eu", *([FAIL_DRIVER, *launch.checks] if launch.checks else []), f"cd {checkout}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in runtime.stated.items()]
-    lines.append(f"date +%s > {shlex.quote(str(launch.logs / DRIVER_STARTED))}")
+    lines.append(f"date +%s > {shlex.quote(str(launch.run / DRIVER_STARTED))}")
     lines.append(f"export PYTHONPATH={checkout}${{PYTHONPATH:+:$PYTHONPATH}}")
-    lines += [shlex.join([*python, "-c", PREWARM, model]) for model in launch.models]
+    models = dict.fromkeys([launch.model, *launch.teachers.values()])
+    lines += [shlex.join([*python, "-c", PREWARM, model]) for model in models]
     deadline = "checkpointing.checkpoint_must_save_by=null"
     if launch.save_by is not None:
         lines += [
@@ -286,3 +312,94 @@ def cluster_environment(launch: Launch, base_logs: Path, cpus: int | str) -> dic
     if setup:
         own["SETUP_COMMAND"] = FAIL_SETUP + "\n".join(setup)
     return own
+
+
+def pools_of(runtime: Runtime) -> dict[str, Judge]:
+    """Return the judges to be started, by name."""
+    return {name: judge for name, judge in runtime.settings.judges.items() if judge.replicas is not None}
+
+
+def _prefix(name: str) -> str:
+    """Return a pool's name for run_in_allocation.sh, which keeps its variables from ray.sub's."""
+    return f"JUDGE_{name.upper()}"
+
+
+def _placeholder(name: str) -> str:
+    return f"__{_prefix(name)}_BASE_URL__"
+
+
+def judge_overrides(runtime: Runtime) -> dict[str, Any]:
+    """Return address and model of each judge's server of Gym; run_in_allocation.sh puts pools' addresses in."""
+    told: dict[str, Any] = {}
+    for name, judge in runtime.settings.judges.items():
+        key = f"env.nemo_gym.{judge.server}"
+        told[f"++{key}.base_url"] = judge.address or _placeholder(name)
+        told[f"{key}.model"] = judge.model if judge.address else SERVED
+    return told
+
+
+def pool_environment(runtime: Runtime, base_logs: Path) -> dict[str, str]:
+    """Return run_in_allocation.sh's variables; empty without pools. UserError where pools would not see their files."""
+    if not (pools := pools_of(runtime)):
+        return {}
+    told = {
+        "EXTERNAL_VLLM_POOLS": " ".join(map(_prefix, pools)),
+        "EXTERNAL_VLLM_TOOLS_DIR_HOST": str(runtime.checkout / TOOLS),
+        "EXTERNAL_VLLM_SHARED_ROOT": shared_root(runtime, base_logs),
+        "RAY_SUB": str(runtime.checkout / "ray.sub"),
+    }
+    venvs = runtime.site.environment.get("NEMO_RL_VENV_DIR", "/opt/ray_venvs")
+    for port, (name, judge) in enumerate(pools.items(), FIRST_PORT):
+        values = {
+            "DISPLAY_NAME": name,
+            "MODEL": judge.model,
+            "CONTAINER": runtime.image,
+            "VLLM_PYTHON": f"{venvs}/{VLLM_PYTHON}",
+            "REPLICAS": str(judge.replicas),
+            "TENSOR_PARALLEL_SIZE": str(judge.nodes_per_replica * runtime.site.slurm.gpus_per_node),
+            "LB_PORT": str(port),
+            "URL_PLACEHOLDER": _placeholder(name),
+            "SERVED_MODEL_NAME": SERVED,
+            "VLLM_ARGS": "\n".join(judge.arguments),
+            "ENV_VARS": "\n".join(f"{variable}={value}" for variable, value in judge.environment.items()),
+        }
+        told |= {f"{_prefix(name)}_{key}": value for key, value in values.items()}
+    return told
+
+
+def shared_root(runtime: Runtime, base_logs: Path) -> str:
+    """Return the mount that shows pools' containers all that they read; UserError where no single one does."""
+    site, checkout = runtime.site, runtime.checkout
+    needed = {"the stage's logs": base_logs, f"nemo_rl.checkouts.{runtime.release.name}": checkout}
+    models = {f"judges.{name}.model": Path(judge.model) for name, judge in pools_of(runtime).items()}
+    needed |= {what: model for what, model in models.items() if model.is_absolute()}
+    if home := site.environment.get("HF_HOME"):
+        needed["environment.HF_HOME"] = Path(home)
+    mounts = [mount.split(":")[:2] for mount in site.mounts]
+    same = [Path(source) for source, target in mounts if source.rstrip("/") == target.rstrip("/") != ""]
+    for root in same:
+        if all(path.is_relative_to(root) for path in needed.values()):
+            return str(root)
+    places = ", ".join(f"{what} ({path})" for what, path in needed.items())
+    raise UserError(
+        f"site {site.name}: mounts: containers of judges see a single mount, with equal paths inside and outside, and "
+        f"no mount holds all of {places}; keep all in a single mount, or mount a folder above"
+    )
+
+
+def ask_addresses(runtime: Runtime) -> None:
+    """Ask each judge at an address for its models; UserError where one does not answer, or serves other models."""
+    for name, judge in runtime.settings.judges.items():
+        if judge.address is None:
+            continue
+        at = f"{runtime.name}: judges.{name}.address"
+        try:
+            answer = httpx2.get(f"{judge.address}/models", timeout=ANSWER_SECONDS, trust_env=False)
+            served = [model["id"] for model in answer.raise_for_status().json()["data"]]
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{at}: {judge.address}/models does not answer as vLLM does from the job's first node ({error!r}); "
+                "start the judge there, or mend the address"
+            ) from None
+        if judge.model not in served:
+            raise UserError(f"{at}: {judge.address} serves {', '.join(served)}, not {judge.model}; mend model")

@@ -113,9 +113,8 @@ def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, p
         row = as_read(decode_row(line))
         has_pictures = bool(pictures_of(row["messages"]))
         is_plain = not has_pictures and "tools" not in row and not any("tool_calls" in it for it in row["messages"])
-        sees = "vlm" in stage.entry
         try:
-            if has_pictures and not sees:
+            if has_pictures and "vlm" not in stage.entry:
                 raise UserError(": shows a picture; set entry to examples/run_vlm_sft.py, which reads pictures")
             if not is_plain and not preserves:
                 raise UserError(": has tools or pictures: fields that the release's reader would fill with nulls")

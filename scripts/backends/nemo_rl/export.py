@@ -115,13 +115,6 @@ def _policy(checkpoint: Path) -> dict[str, Any]:
     return yaml.safe_load((checkpoint / "config.yaml").read_text(encoding="utf-8"))["policy"]
 
 
-def complete(export: Path, model: Path) -> None:
-    """Add the model's code and generation settings, which the converter of DTensor's checkpoints leaves out."""
-    for path in [*model.glob("*.py"), *model.glob("generation_config.json")]:
-        if not (export / path.name).exists():
-            shutil.copyfile(path, export / path.name)
-
-
 def name_head(export: Path) -> None:
     """Say in config.json that the model scores, where the converter of DTensor's checkpoints leaves the start's words.
 
@@ -140,15 +133,17 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
     exports = exports_of(stage.paths.ckpt)
     with temporary_directory(exports / "incoming") as folder:
-        incoming = folder / "model"
-        made = {}
+        incoming, made = folder / "model", {}
         if trains_adapters(_policy(checkpoint)):
             made["merged"] = _merge(runtime, checkpoint, incoming, log)
         else:
             runtime.run(converter_command(runtime.release, checkpoint, incoming, site.slurm.gpus_per_node), log)
         if (incoming / PICKLED).exists():
             runtime.run(with_megatron(["-c", TO_SAFETENSORS.read_text(encoding="utf-8"), str(incoming)]), log)
-            complete(incoming, Path(_policy(checkpoint)["model_name"]))
+            start = Path(_policy(checkpoint)["model_name"])
+            for path in [*start.glob("*.py"), *start.glob("generation_config.json")]:  # left out by DTensor's converter
+                if not (incoming / path.name).exists():
+                    shutil.copyfile(path, incoming / path.name)
         if stage.config.algorithm == "reward":
             name_head(incoming)
         model = stage.parent_export.absolute() if stage.parent_export else Path(stage.recipe.model.name)

@@ -54,8 +54,7 @@ def cause_of(driver_log: Path | None, cluster_log: Path, directory: Path) -> Cau
         if log == cluster_log:
             lines = [line for line in lines if not TRACED.match(line)]
         for sign in SIGNS[source]:
-            found = [number for number, line in enumerate(lines) if re.search(sign["pattern"], line)]
-            if found:
+            if found := [number for number, line in enumerate(lines) if re.search(sign["pattern"], line)]:
                 start = max(0, len(lines) - SHOWN if sign["pattern"] == TRACEBACK else found[-1] - 1)
                 shown = tuple(lines[start : start + SHOWN])
                 return Cause(sign["kind"], sign["what"], log, shown, sign.get("spoils", False))

@@ -9,19 +9,19 @@ from scripts.errors import UserError
 from scripts.recipe.strict import Strict, nearest
 from scripts.recipe.yaml_file import installation, read_yaml
 
-Ability = Literal[
-    "judges_within_num_nodes",
-    "skip_prefetched_venvs",
-    "transformers_5",
-    "offloads_optimizer",
-    "merges_adapters",
-    "low_ports",
-    "writes_tokenizer_once",
-    "awaits_all_stages",
-    "names_automodel",
-    "begins_data_anew",
-    "external_judges",
-]
+ABILITIES = {
+    "judges_within_num_nodes": "cluster.num_nodes counts the judges' nodes",
+    "skip_prefetched_venvs": "Gym's environments in the image are used",
+    "transformers_5": "tokenizer settings of transformers 5 can be read",
+    "offloads_optimizer": "the optimizer's copies on the CPU are those of the loaded weights",
+    "merges_adapters": "the images' Python with Megatron has peft",
+    "low_ports": "NeMo-RL's own ports lie below 9000",
+    "writes_tokenizer_once": "one rank alone writes the tokenizer",
+    "awaits_all_stages": "a pipeline's ranks all record the experts' losses",
+    "begins_data_anew": "a checkpoint of another data set does not move the data loader",
+    "external_judges": "judges answer outside the Ray cluster, and tools/external_gym_vllm starts pools of them",
+    "names_automodel": "``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on",
+}
 OPD = "opd.py"
 """Module that asks the teacher of each row's agent, by which run_grpo_nemo_gym.py distils (MOPD)."""
 
@@ -52,19 +52,7 @@ class Release(Strict):
     `mounts`: folders of the checkout, and their paths in containers. `environment`: variables of every driver, with
     ``{cache}`` for the site's cache and ``{stage}`` for the stage; `launchers`: further variables by upstream launcher.
     `sft_data`: overrides by which SFT reads the splits ``{train}`` and ``{validation}``. `lacks`: programs of other
-    releases. `can`:
-
-    - judges_within_num_nodes: cluster.num_nodes counts the judges' nodes.
-    - skip_prefetched_venvs: Gym's environments in the image are used.
-    - transformers_5: tokenizer settings of transformers 5 can be read.
-    - offloads_optimizer: the optimizer's copies on the CPU are those of the loaded weights.
-    - merges_adapters: the images' Python with Megatron has peft.
-    - low_ports: NeMo-RL's own ports lie below 9000.
-    - writes_tokenizer_once: one rank alone writes the tokenizer.
-    - awaits_all_stages: a pipeline's ranks all record the experts' losses.
-    - begins_data_anew: a checkpoint of another data set does not move the data loader.
-    - external_judges: judges answer outside the Ray cluster, and tools/external_gym_vllm starts pools of them.
-    - names_automodel: ``policy.dtensor_cfg`` is ``policy.automodel_cfg``, without ``_v2``, which is always on.
+    releases. `can`: of ABILITIES.
     """
 
     name: str = Field("", description="The key in envs/nemo-rl.yaml.")
@@ -76,7 +64,7 @@ class Release(Strict):
     python: Literal["python", "uv run python"]
     keys: Keys
     sft_data: dict[str, dict[str, str | bool | None]]
-    can: list[Ability]
+    can: list[Literal[*ABILITIES]]
     lacks: list[str] = Field([])
     converter: Converter
     apptainer: str | None = None
@@ -84,11 +72,6 @@ class Release(Strict):
     mounts: dict[str, str]
     environment: dict[str, str]
     launchers: dict[str, dict[str, str]] = Field({})
-
-    @property
-    def preserves_rows(self) -> bool:
-        """Return whether SFT reads rows unchanged."""
-        return any(values.get("use_preserving_dataset") for values in self.sft_data.values())
 
 
 class Releases(Strict):

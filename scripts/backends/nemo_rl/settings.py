@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.judges import Judge, JudgeModel, JudgeName
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
-from scripts.backends.nemo_rl.training import ROUTING, NemoRlConfig, NemoRlTraining
+from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeName, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
@@ -101,10 +100,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
                 f"releases have it: {', '.join(able)}"
             )
         if self.launcher is not None and self.launcher not in release.launchers:
-            known = nearest(self.launcher, release.launchers)
-            raise UserError(
-                f"{key('stages', name, 'launcher')}: {recipe.release} has no launcher {self.launcher}{known}"
-            )
+            at, known = key("stages", name, "launcher"), nearest(self.launcher, release.launchers)
+            raise UserError(f"{at}: {recipe.release} has no launcher {self.launcher}{known}")
         if self.judges and "external_judges" not in release.can:
             able = [each.name for each in load_releases().values() if "external_judges" in each.can]
             raise UserError(
@@ -117,8 +114,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
 
     @property
     def nodes_beside(self) -> int:
-        """Return the nodes of all pools of judges."""
-        return sum(judge.nodes for judge in self.judges.values())
+        """Return the nodes of all pools of judges; a server elsewhere has no replicas."""
+        return sum((judge.replicas or 0) * judge.nodes_per_replica for judge in self.judges.values())
 
     @property
     def teaching(self) -> Teaching:
@@ -129,10 +126,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def default_teacher(self) -> str | None:
         """Return the role for environments that ``distillation.of`` does not name: as stated, or a sole teacher's."""
         return self.teaching.default_among(self.teachers)
-
-    def teacher_of(self, environment: str) -> str | None:
-        """Return the role of an environment's teacher; None without one."""
-        return self.teaching.role_of(environment, self.teachers)
 
     @property
     def taught_by(self) -> set[str]:
@@ -170,16 +163,12 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         return self
 
     @model_validator(mode="after")
-    def _judges_are_asked(self) -> "NemoRlSettings":
+    def _judges_are_asked_and_nodes_add_up(self) -> "NemoRlSettings":
         if self.judges and "nemo_gym" not in self.entry:
             raise invalid(f"judges: {self.entry} asks no server of NeMo-Gym; leave judges out")
         servers = [judge.server for judge in self.judges.values()]
         if doubled := next((server for server in servers if servers.count(server) > 1), None):
             raise invalid(f"judges: several have the server {doubled}; name each server once")
-        return self
-
-    @model_validator(mode="after")
-    def _nodes_add_up(self) -> "NemoRlSettings":
         if self.cluster.generation_nodes + self.nodes_of_teachers >= self.cluster.num_nodes:
             kinds = "generation_nodes and teachers leave" if self.nodes_of_teachers else "generation_nodes leaves"
             raise invalid(f"cluster.{kinds} no node to train on")

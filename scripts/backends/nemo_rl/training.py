@@ -1,13 +1,13 @@
 """Settings of a NeMo-RL stage with effect on weights, and the resolved config made of them."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from scripts.backends.nemo_rl.judges import JudgeModel, JudgeName
 from scripts.recipe.sampling import OWN
+from scripts.recipe.site import Variable
 from scripts.recipe.stage_settings import Training, TrainingConfig
-from scripts.recipe.strict import Strict, invalid
+from scripts.recipe.strict import Strict, invalid, matching
 
 PREFETCHED_STEPS = 2
 ROLLOUTS = ("grpo", "distillation")
@@ -30,6 +30,58 @@ READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
 """Defaults of ``data`` in NeMo-RL's sft.yaml: how SFT tokenizes a conversation."""
 PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """NeMo-RL's template for ``chat_template: null``."""
+JudgeName = matching(r"^[a-z][a-z0-9_]*$")
+Line = matching(r"^[^\r\n]+$")
+OURS = ("--tensor-parallel-size", "-tp", "--distributed-executor-backend", "--port", "--served-model-name")
+SECRET = ("--api-key",)
+
+
+def _is_plain(address: str) -> str:
+    """Refuse an address with a user, a password or a query, without showing the address."""
+    if any(sign in address for sign in "@?#"):
+        raise invalid("is to be http://host:port/v1 without user, password, query or fragment: no secret stands here")
+    return address.rstrip("/")
+
+
+def _is_free(argument: str) -> str:
+    option = argument.split("=", 1)[0]
+    if option in OURS:
+        raise invalid(f"leave {option} out, which follows from the judge's other keys")
+    if option in SECRET:
+        raise invalid(f"leave {option} out: NeMo-Gym would not send the key, and no secret stands here")
+    return argument
+
+
+class JudgeModel(Strict):
+    """A judge by what changes rewards."""
+
+    server: matching(r"^\w+(\.\w+)*$") = Field(
+        description="The key below env.nemo_gym with base_url and model: genrm_model.responses_api_models.genrm_model."
+    )
+    model: matching(r"^[\w/.:@+-]+$") = Field(
+        description="A folder or a repository of the hub; with address, the name by which the model is served."
+    )
+    arguments: list[Annotated[Line, AfterValidator(_is_free)]] = Field([], description="Of vllm serve, a word each.")
+
+
+class Judge(JudgeModel):
+    """A judge: a pool of `replicas`, or a server at an `address`. No GPU has tried either."""
+
+    replicas: PositiveInt | None = None
+    """Servers of the pool, behind one address."""
+    nodes_per_replica: PositiveInt = 1
+    """Nodes of a replica, over all of whose GPUs the model is split (tensor parallelism)."""
+    environment: dict[Variable, matching(r"^[^\r\n]*$")] = Field({}, description="Variables of the pool. No secrets.")
+    address: Annotated[matching(r"^https?://\S+$"), AfterValidator(_is_plain)] | None = None
+    """Of a server elsewhere, as http://host:8000/v1; nothing is started."""
+
+    @model_validator(mode="after")
+    def _is_served_one_way(self) -> "Judge":
+        if (self.replicas is None) == (self.address is None):
+            raise invalid("say replicas, to start a pool, or address, for a server elsewhere: one of both")
+        if self.address and (idle := self.model_fields_set & {"nodes_per_replica", "environment", "arguments"}):
+            raise invalid(f"{', '.join(sorted(idle))}: for a pool, and address names a server elsewhere; leave it out")
+        return self
 
 
 class NemoRlTraining(Training):
@@ -173,8 +225,7 @@ class NemoRlTraining(Training):
             raise invalid("grpo.async_grpo.enabled must be true: NeMo-RL asks teachers during asynchronous training")
         if self.loop not in ROLLOUTS:
             return self
-        product = self.samples_per_step
-        batch = self.policy["train_global_batch_size"]
+        product, batch = self.samples_per_step, self.policy["train_global_batch_size"]
         if loss.get("force_on_policy_ratio") and batch != product:
             raise invalid(
                 f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scripts.backends.protocol import TrainingJob, read_job
-from scripts.backends.stop import SIGNALS
+from scripts.backends.protocol import SIGNALS, TrainingJob, read_job
 from scripts.backends.trl.cluster import RankError, train_here
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json

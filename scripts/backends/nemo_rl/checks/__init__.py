@@ -6,16 +6,15 @@ A check yields findings of a stage: a trap by number (docs/traps.md), the value 
 
 from collections.abc import Callable, Iterator
 
-from scripts.backends.nemo_rl.checks import kept_rates, places, silent, sums, teaching
+from scripts.backends.nemo_rl.checks import places, silent, sums
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.recipe.site import Site
 from scripts.stage.stage import Stage
 
-MODULES = (kept_rates, places, silent, sums, teaching)
 CHECKS: list[Callable[[StageContext], Iterator[Finding]]] = [
-    check for module in MODULES for name, check in vars(module).items() if name.startswith("check_")
+    check for module in (places, silent, sums) for name, check in vars(module).items() if name.startswith("check_")
 ]
 
 

@@ -1,5 +1,6 @@
-"""A NeMo-RL stage as checks see it."""
+"""A NeMo-RL stage as checks see it, over the configs of its release's checkout, of which nothing is imported or run."""
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,58 @@ import yaml
 from scripts.backends.nemo_rl.command import SETTINGS
 from scripts.backends.nemo_rl.export import template_text
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.nemo_rl.upstream import ABSENT, load_upstream, value_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
 from scripts.recipe.yaml_file import leaves, merge, nested
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.stage import Stage
+
+ABSENT = "not in its config"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as OmegaConf reads it, where 3e-6 is a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
+def load_upstream(path: Path) -> dict[str, Any]:
+    """Return a config merged with its ``defaults``, as by NeMo-RL's loader since v0.7.0.
+
+    ``defaults`` is a file or a list, relative to the config; the last wins, the config over all. A section with
+    ``_override_: true`` replaces the inherited section. FileNotFoundError names a missing file.
+    """
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 (it is a SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: holds no settings")
+    defaults = config.pop("defaults", [])
+    merged: dict[str, Any] = {}
+    for parent in [defaults] if isinstance(defaults, str) else defaults:
+        merged = _inherit(merged, load_upstream(path.parent / parent))
+    return _inherit(merged, config)
+
+
+def _inherit(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay `over` on `base`; as in NeMo-RL the marker counts only in a section at the top."""
+    replaced = {key for key, value in over.items() if isinstance(value, dict) and value.pop("_override_", False)}
+    return merge({key: value for key, value in base.items() if key not in replaced}, over)
+
+
+def value_of(config: dict[str, Any], key: str) -> Any:
+    """Return a key's value, following a plain reference to another key; a computed reference stays text."""
+    node: Any = config
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return ABSENT
+        node = node[part]
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
+    return value_of(config, reference[1]) if reference else node
 
 
 def chat_format_of(stage: Stage) -> ChatFormat | None:

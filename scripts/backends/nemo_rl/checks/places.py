@@ -6,24 +6,27 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
-from scripts.backends.nemo_rl.checks.context import StageContext
-from scripts.backends.nemo_rl.checks.silent import has_adapters
-from scripts.backends.nemo_rl.containers import SCRIPT as CONTAINERS
-from scripts.backends.nemo_rl.containers import doubts_of, places_of
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.command import START_POOLS, Launch, hydra_overrides, pools_of, shared_root
+from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
-from scripts.backends.nemo_rl.pools import SCRIPT, pools_of, shared_root
-from scripts.backends.nemo_rl.upstream import unknown_keys
+from scripts.backends.nemo_rl.runtime import CONTAINERS, doubts_of, places_of, runtime_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import NemoRlSite, Site, Slurm
+from scripts.recipe.strict import nearest
 from scripts.slurm.client import client_environment, in_one_line
 from scripts.stage.provenance import git
 
 IMAGE_FOLDERS = ("", "/opt", "/opt/nemo-rl", "/root", "/opt/nemo_rl_venv", "/opt/ray_venvs")
 LEAST_IMAGE_BYTES = 1 << 30
+DEADLINE = "checkpointing.checkpoint_must_save_by=null"
 SAVE_FORMAT_KEY = "checkpointing.model_save_format"
 GRES = re.compile(r"^maybe_gres_arg\(\) \{.*?^\}", re.MULTILINE | re.DOTALL)
 """ray.sub's function that compares GPUS_PER_NODE with sinfo, and ends the job where they differ."""
@@ -36,7 +39,7 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
         yield context.error(23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2")
     if megatron and context.settings.algorithm == "reward":
         yield context.error(15, "policy.megatron_cfg.enabled is on, but NeMo-RL trains reward models by DTensor alone")
-    in_shards = dtensor and not megatron and not has_adapters(context)
+    in_shards = dtensor and not megatron and not trains_adapters(context.setting("policy") or {})
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
             15,
@@ -68,16 +71,13 @@ def check_paths(context: StageContext) -> Iterator[Finding]:
             yield context.error(38, f"mounts: {source}:{target} hides the image's own code; mount it elsewhere")
     same = [Path(source) for source, target in seen if source.rstrip("/") == target.rstrip("/")]
     wanted = {
-        "the results": (context.stage.root or context.stage.results).absolute(),
-        "nemo_rl.cache": Path(nemo_rl.cache),
+        "the results": str((context.stage.root or context.stage.results).absolute()),
+        "nemo_rl.cache": nemo_rl.cache,
+        "the model": context.first_model if context.first_model.startswith("/") else None,
+        "nemo_rl.sif": nemo_rl.sif if context.settings.sif else None,
+        "environment.HF_HOME": site.environment.get("HF_HOME"),
     }
-    if context.first_model.startswith("/"):
-        wanted["the model"] = Path(context.first_model)
-    if context.settings.sif and nemo_rl.sif:
-        wanted["nemo_rl.sif"] = Path(nemo_rl.sif)
-    if "HF_HOME" in site.environment:
-        wanted["environment.HF_HOME"] = Path(site.environment["HF_HOME"])
-    for what, path in wanted.items():
+    for what, path in ((what, Path(path)) for what, path in wanted.items() if path is not None):
         if not any(path.is_relative_to(mount) for mount in same):
             yield context.error(14, f"{what} lies in {path}, which no mount of the site shows to containers as it is")
         if re.search(r"[\s,:]", str(path)):
@@ -99,8 +99,8 @@ def check_judges(context: StageContext) -> Iterator[Finding]:
     checkout = context.nemo_rl.checkouts.get(context.release.name)
     if checkout is None or not pools_of(context):
         return
-    if not Path(checkout, SCRIPT).is_file():
-        yield context.error(18, f"{checkout}: has no {SCRIPT} to start judges; check {context.release.name} out")
+    if not Path(checkout, START_POOLS).is_file():
+        yield context.error(18, f"{checkout}: has no {START_POOLS} to start judges; check {context.release.name} out")
     try:
         shared_root(context, context.stage.paths.logs.absolute())
     except UserError as error:
@@ -158,6 +158,66 @@ def check_checkout(context: StageContext) -> Iterator[Finding]:
         yield context.error(23, problem)
 
 
+def unknown_keys(recipe: Recipe, checkout: Path, name: str) -> list[str]:
+    """Return a line for each key of a stage that the checkout lacks, with the nearest key.
+
+    NeMo-RL refuses such a key at the start, once the nodes are taken.
+    """
+    stage, at = recipe.stages[name], f"config/recipes/{recipe.name}.yaml: stages.{name}"
+    try:
+        config = load_upstream(checkout / stage.config)
+    except FileNotFoundError as error:
+        missing = f"{Path(error.filename).name}, which is not in the checkout of {recipe.release}"
+        return [f"{at}.config: {stage.config} needs {missing}"]
+    overrides = [*hydra_overrides(any_launch(name, recipe, checkout)), DEADLINE]
+    return list(dict.fromkeys(f"{at}.{problem}" for problem in _problems(config, overrides, stage.config)))
+
+
+def any_launch(name: str, recipe: Recipe, checkout: Path) -> Launch:
+    """Return a start of the stage for the keys alone; values mean nothing."""
+    nemo_rl = NemoRlSite(checkouts={recipe.release: str(checkout)}, cache="/cache", sif="/sif", wandb_project="any")
+    return Launch(
+        runtime=runtime_of(recipe, name, Site(name="any", threads=1, slurm=Slurm(), nemo_rl=nemo_rl)),
+        model="/model",
+        data=Path("/anywhere/data"),
+        run=Path("/anywhere"),
+        max_num_steps=1,
+        seed=recipe.seed_of(name),
+        teachers={role: f"/teachers/{start}" for role, start in recipe.stages[name].teachers.items()},
+    )
+
+
+def _problems(config: dict[str, Any], overrides: list[str], path: str) -> Iterator[str]:
+    """Apply Hydra overrides in order: ``key`` must be there, ``+key`` must not, ``~key`` takes away."""
+    known = list(_all_keys(config))
+    for override in overrides:
+        marks, key = re.match(r"([+~]*)([^=]*)", override).groups()
+        *parents, last = key.split(".")
+        node: Any = config
+        for part in parents:
+            if "+" in marks and not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node.get(part)
+            if not isinstance(node, dict):
+                break
+        if "+" not in marks and (not isinstance(node, dict) or last not in node):
+            hint = nearest(key, known)
+            yield f"{key}: no key of {path}{hint if 'did you mean' in hint else ''}"
+        elif marks == "+" and node.get(last) is not None:
+            yield f"{key}: is a key of {path}; say it under {key.split('.')[0]}, not under add"
+        elif marks == "~":
+            del node[last]
+        else:
+            node.setdefault(last)
+
+
+def _all_keys(config: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _all_keys(value, f"{prefix}{key}.")
+
+
 def check_gres(context: StageContext) -> Iterator[Finding]:
     """Find a partition whose GRES the release's ray.sub refuses; ray.sub's function is run, where Slurm is there."""
     file = Path(context.nemo_rl.checkouts.get(context.release.name, ""), "ray.sub")
@@ -177,27 +237,21 @@ def check_gres(context: StageContext) -> Iterator[Finding]:
 
 
 def check_images(context: StageContext) -> Iterator[Finding]:
-    """Find images that are missing, half made or unnamed."""
+    """Find images that are missing, half made or unnamed, and enroot's settings here with which containers fail."""
     names = [context.settings.image, *(["sandbox"] if context.settings.sandbox else [])]
     for name in names:
-        image = context.image_of(name)
-        if (path := Path(image)).is_absolute():
-            if not path.is_file():
-                yield context.error(
-                    37, f"{image}: no such image; build it (docs/images.md) or name another in the site"
-                )
-            elif path.stat().st_size < LEAST_IMAGE_BYTES:
-                yield context.error(37, f"{image}: has {path.stat().st_size} bytes; a half-made import? make it again")
+        image, path = context.image_of(name), Path(context.image_of(name))
+        if path.is_absolute() and not path.is_file():
+            yield context.error(37, f"{image}: no such image; build it (docs/images.md) or name another in the site")
+        elif path.is_absolute():
+            if (size := path.stat().st_size) < LEAST_IMAGE_BYTES:
+                yield context.error(37, f"{image}: has {size} bytes; a half-made import? make it again")
         elif "/" not in image or image.startswith("your-registry"):
             yield context.error(
                 37, f"image {name} is {image}, which only you can name: set nemo_rl.images.{name} in the site"
             )
         else:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
-
-
-def check_containers(context: StageContext) -> Iterator[Finding]:
-    """Find settings of enroot on this host, as likely on the nodes, with which ray.sub's containers fail."""
     told = subprocess.run(["bash", str(CONTAINERS)], capture_output=True, text=True, check=False)  # noqa: S607
     for place in places_of(told.stdout):
         for doubt in doubts_of(place):
@@ -207,10 +261,8 @@ def check_containers(context: StageContext) -> Iterator[Finding]:
 def check_import(context: StageContext) -> Iterator[Finding]:
     """Find a half-made or outdated import of the model, which NeMo-RL would take by path alone."""
     model = context.model
-    if model is None or (folder := context.import_of(model)) is None:
-        return
-    imported = folder / "iter_0000000"
-    if not imported.exists():
+    imported = model and (folder := context.import_of(model)) and folder / "iter_0000000"
+    if not imported or not imported.exists():
         return
     if missing := missing_file(imported):
         yield context.error(

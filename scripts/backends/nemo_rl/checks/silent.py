@@ -1,29 +1,39 @@
 """Settings under which NeMo-RL silently trains something else.
 
-Read in the sources of the pinned releases (docs/traps.md). The merge of adapters over a tied head was tried on a CPU,
-on a checkpoint saved by Automodel's code.
+Read in the sources of the pinned releases (docs/traps.md); NeMo-RL compares vocabularies of teacher and student in
+run_distillation.py alone. The merge of adapters over a tied head was tried on a CPU, on a checkpoint saved by
+Automodel's code.
 """
 
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from math import prod
 from pathlib import Path
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext, chat_format_of
 from scripts.backends.nemo_rl.export import trains_adapters
+from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.model.hugging_face import config_of
+from scripts.recipe.strict import nearest
+from scripts.records import Manifest, read_if_there
 from scripts.rows.bounds import bounded
-from scripts.rows.chat_format import chat_template_of, compiled_template
+from scripts.rows.chat_format import ChatFormat, chat_template_of, compiled_template
+from scripts.stage.stage import Stage
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
+RATES = ("policy.optimizer", "policy.scheduler")
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 SPECULATION_KEY = "policy.generation.vllm_kwargs.speculative_config"
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
 TEMPLATE_KEY = f"env.nemo_gym.{POLICY_SERVER}.responses_api_models.vllm_model.chat_template_kwargs.{TRUNCATE}"
+TEACHER = "on_policy_distillation.non_colocated_teachers.default_teacher_cfg"
+GROUPS = ("tensor_model", "context", "pipeline_model")
+FORCED, BOUND = "loss_fn.force_on_policy_ratio", "grpo.seq_logprob_error_threshold"
 THOUGHT = "what was thought in an earlier turn"
 TURNS = (
     {"role": "user", "content": "one"},
@@ -32,43 +42,74 @@ TURNS = (
 )
 
 
-def check_reference(context: StageContext) -> Iterator[Finding]:
-    """Find a reference that DTensor v2 copies after loading the resumed checkpoint."""
-    stage = context.settings
+def check_resume(context: StageContext) -> Iterator[Finding]:
+    """Find a reference that DTensor v2 copies after loading the resumed checkpoint, and an optimizer that is not saved.
+
+    Where the last step alone is saved, nothing is resumed.
+    """
+    stage, last = context.settings, context.settings.max_num_steps
+    if last is not None and stage.checkpointing.save_period >= last:
+        return
     section = "loss_fn" if stage.loop == "grpo" else stage.loop
     penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
     dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
-    if dtensor and penalty and not _saves_once(context):
+    if dtensor and penalty:
         yield context.warning(
             66,
             f"{section}.reference_policy_kl_penalty is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
             "checkpoint that it goes on from as the reference, not the model that the stage began with; let "
             "checkpointing.save_period be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
         )
-
-
-def _saves_once(context: StageContext) -> bool:
-    """Return whether the last step alone is saved, so that nothing is resumed."""
-    last = context.settings.max_num_steps
-    return last is not None and context.settings.checkpointing.save_period >= last
-
-
-def check_optimizer(context: StageContext) -> Iterator[Finding]:
-    """Find checkpoints without the optimizer, from which a resume goes on with moments of zero."""
-    if context.setting("checkpointing.save_optimizer") is False and not _saves_once(context):
+    if context.setting("checkpointing.save_optimizer") is False:
         yield context.error(
             91, "checkpointing.save_optimizer is false: a resume would go on with an empty optimizer; make it true"
         )
 
 
+def check_optimizer(context: StageContext) -> Iterator[Finding]:
+    """Find an optimizer that copies the weights to the CPU before the weights are loaded."""
+    is_offloaded = context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY)
+    if is_offloaded and "offloads_optimizer" not in context.release.can:
+        yield context.error(
+            68,
+            f"{CPU_OFFLOAD_KEY} is on: the first step would go out from random weights, not the model's; make it false",
+        )
+
+
+def check_continuing(context: StageContext) -> Iterator[Finding]:
+    """Find a release that keeps the loader's position, and an optimizer that keeps the parent's rate."""
+    if context.settings.continues is None:
+        return
+    if "begins_data_anew" not in context.release.can:
+        says = f"continues: {context.release.name} would go on at the parent's row of the data; name a later release"
+        yield context.error(78, says)
+    if context.setting("policy.megatron_cfg.enabled"):
+        key = "policy.megatron_cfg.scheduler.override_opt_param_scheduler"
+        if not context.setting(key):
+            yield context.error(92, f"continues: the optimizer would keep the parent's rate; set {key}: true")
+        return
+    stage = Stage(context.stage.recipe, context.stage.results, context.settings.continues)
+    parent = StageContext(**vars(runtime_of(stage.recipe, stage.name, context.site)), stage=stage)
+    for key in RATES:
+        if context.setting(key) != parent.setting(key):
+            says = f"continues: {key} is not {stage.name}'s, whose rate the optimizer keeps without Megatron"
+            yield context.error(92, f"{says}; set it to {parent.setting(key)}")
+
+
 def check_loss(context: StageContext) -> Iterator[Finding]:
-    """Find a term of GRPO's loss that no data reach."""
+    """Find a term of GRPO's loss that no data reach, and a distillation's advantage without the student's log-prob."""
     weight = context.setting("loss_fn.positive_example_nll_weight")
     if context.settings.loop == "grpo" and weight:
         yield context.error(
             93,
             f"loss_fn.positive_example_nll_weight is {weight}, but GRPO gives the loss no rewards: the term is 0 "
             "at every step; leave it out",
+        )
+    if context.settings.routes and context.setting(FORCED) and context.setting(BOUND) is None:
+        yield context.error(
+            81,
+            f"{FORCED} is on and {BOUND} is not set: the student's log-probability would be left out of the advantage; "
+            f"set {BOUND}, or {FORCED} to false",
         )
 
 
@@ -87,38 +128,23 @@ def check_balancing(context: StageContext) -> Iterator[Finding]:
 
 
 def check_prefix_cache(context: StageContext) -> Iterator[Finding]:
-    """Find a prefix cache of vLLM that outlives the weights during asynchronous training."""
-    generates_by_vllm = context.upstream and context.setting("policy.generation.backend") != "megatron"
+    """Find a prefix cache of vLLM that outlives the weights, or lies beside tokens drafted by a hybrid with Mamba."""
     caches = context.setting(PREFIX_CACHE_KEY)
-    if generates_by_vllm and context.settings.is_asynchronous and caches is not False:
+    if not context.upstream or caches is False:
+        return
+    if context.settings.is_asynchronous and context.setting("policy.generation.backend") != "megatron":
         yield context.warning(
             67,
             f"{PREFIX_CACHE_KEY} is {'on' if caches else 'not set, which is on'}: what vLLM has cached of prompts and "
             "turns outlives the weights that computed it; hold gen_kl_error by a gate, or make it false, and each turn "
             "is computed anew",
         )
-
-
-def check_speculation(context: StageContext) -> Iterator[Finding]:
-    """Find tokens drafted by prediction heads beside cached prefixes of a hybrid with Mamba layers."""
-    caches = context.upstream and context.setting(PREFIX_CACHE_KEY) is not False
-    if caches and context.setting(SPECULATION_KEY) and _is_hybrid(context):
+    if context.setting(SPECULATION_KEY) and _is_hybrid(context):
         yield context.error(
             83,
             f"{SPECULATION_KEY} is set and {PREFIX_CACHE_KEY} is not false: vLLM continues from wrong Mamba states, "
             "and rollouts are silently wrong (vLLM issue 53912); add the override "
             f"{PREFIX_CACHE_KEY}=false, as super_launch.sh does",
-        )
-
-
-def check_optimizer_offload(context: StageContext) -> Iterator[Finding]:
-    """Find an optimizer that copies the weights to the CPU before the weights are loaded."""
-    if "offloads_optimizer" in context.release.can:
-        return
-    if context.setting("policy.megatron_cfg.enabled") and context.setting(CPU_OFFLOAD_KEY):
-        yield context.error(
-            68,
-            f"{CPU_OFFLOAD_KEY} is on: the first step would go out from random weights, not the model's; make it false",
         )
 
 
@@ -140,17 +166,12 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
         )
 
 
-def has_adapters(context: StageContext) -> bool:
-    """Return whether a stage trains adapters alone."""
-    return trains_adapters(context.setting("policy") or {})
-
-
 def check_adapters(context: StageContext) -> Iterator[Finding]:
     """Find adapters that are left out of training, or that no export can merge."""
     section, other = (MEGATRON, DTENSOR) if context.setting("policy.megatron_cfg.enabled") else (DTENSOR, MEGATRON)
     if context.setting(f"{other}.enabled"):
         yield context.error(76, f"{other}.enabled is on, but that is not what trains; say it in {section}")
-    if not has_adapters(context):
+    if not trains_adapters(context.setting("policy") or {}):
         return
     if "merges_adapters" not in context.release.can:
         yield context.error(15, f"{section}.enabled is on, but {context.release.name} has no peft to merge them by")
@@ -165,6 +186,76 @@ def check_adapters(context: StageContext) -> Iterator[Finding]:
             f"{section} lays adapters over {head}, which is {folder}'s embedding too: merged they would change what it "
             f"reads, and vLLM leaves them out; say exclude_modules: ['{head}']{also}",
         )
+
+
+def check_routes(context: StageContext) -> Iterator[Finding]:
+    """Find environments of the rows that no teacher has, and environments without rows that hide a misspelt name."""
+    splits = read_if_there(context.stage.manifest, Manifest)
+    if splits is None or not context.settings.routes:
+        return
+    names, of = splits["train"].get("environments", {}).keys(), context.settings.distillation.get("of", {}).keys()
+    role_of, teachers = context.settings.teaching.role_of, context.settings.teachers
+    for name in sorted(name for name in names if role_of(name, teachers) is None):
+        yield context.error(79, f"distillation.of has no teacher of {name}, an environment of its rows; name a role")
+    if context.settings.default_teacher is None:
+        return
+    for name in sorted(of - names):
+        near = nearest(name, names)
+        yield context.error(
+            79,
+            f"distillation.of.{name}: no row has this environment, and distillation.default would teach a misspelt "
+            f"one{near}",
+        )
+    if not names - of:
+        yield context.error(
+            79, "distillation.default teaches no environment of its rows, and its nodes would idle; leave it out"
+        )
+
+
+def check_formats(context: StageContext) -> Iterator[Finding]:
+    """Find teachers who read the student's tokens or turns otherwise, or fewer of them."""
+    stage, length = context.stage, context.settings.max_length
+    student = chat_format_of(stage) if stage.role_exports else None
+    for role, folder in stage.role_exports.items():
+        if student is None or not (folder / "config.json").is_file():
+            continue
+        found = student.changes(ChatFormat.of(folder))
+        if stage.settings.template_change:
+            found = [change for change in found if change.startswith("the vocabulary")]
+        sizes = [config_of(each).get("vocab_size") for each in (student.folder, folder)]
+        if not context.settings.routes and sizes[0] != sizes[1]:
+            found.append(f"vocab_size of config.json ({sizes[0]}, now {sizes[1]})")
+        if found:
+            yield context.error(
+                80,
+                f"{role} reads otherwise than the student: {'; '.join(found)}. It would score other tokens, or turns "
+                "that it never learnt; name a teacher of the same vocabulary and template, or, for all but the "
+                "vocabulary, say template_change: true",
+            )
+        reads = [config_of(folder).get("max_position_embeddings"), context.setting("teacher.max_total_sequence_length")]
+        least = min((size for size in reads if isinstance(size, int)), default=length)
+        if least < length:
+            yield context.error(
+                80,
+                f"{role} reads {least} tokens, but policy.max_total_sequence_length is {length}; lower that, or name a "
+                "teacher who reads as many",
+            )
+
+
+def check_groups(context: StageContext) -> Iterator[Finding]:
+    """Find GPUs of a teacher that the parallel groups do not fill, and teachers who are not Megatron's."""
+    stage, nodes = context.settings, context.training_nodes
+    if stage.algorithm != "distillation" or nodes <= 0:
+        return
+    sizes = [context.parallel_size(group, "teacher") for group in GROUPS]
+    if stage.routes:
+        sizes = [context.setting(f"{TEACHER}.{group}_parallel_size", 1) for group in GROUPS]
+        nodes = stage.cluster.teacher_nodes
+        if context.setting("policy.dtensor_cfg.enabled"):
+            yield context.error(23, "policy.dtensor_cfg.enabled is on, but NeMo-RL's teachers (MOPD) are Megatron's")
+    gpus, group = nodes * context.site.slurm.gpus_per_node, prod(sizes)
+    if gpus % group:
+        yield context.error(18, f"a teacher has {gpus} GPUs, no multiple of TP x CP x PP = {group}")
 
 
 def _is_hybrid(context: StageContext) -> bool:

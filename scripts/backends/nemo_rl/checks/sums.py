@@ -4,9 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checks.context import StageContext
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
 from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
-from scripts.backends.nemo_rl.upstream import load_upstream
 from scripts.backends.protocol import Finding
 from scripts.records import Manifest, read_record
 from scripts.rows.examples import PAIR_OF_TEXTS, RANKED
