@@ -13,9 +13,16 @@ from scripts.errors import UserError
 from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
-from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
-from scripts.stage.generating import Sampling, samplings
-from scripts.stage.scoring import seconds_to_score
+from scripts.stage.estimate import (
+    LIMIT,
+    Estimate,
+    Sampling,
+    bound_of,
+    estimate,
+    hours_text,
+    samplings,
+    seconds_to_score,
+)
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 

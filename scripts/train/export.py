@@ -25,8 +25,7 @@ from scripts.stage.publish import (
     take_export,
     weights_among,
 )
-from scripts.stage.stage import Stage
-from scripts.train.arguments import Results, stage_of
+from scripts.stage.stage import Results, Stage, stage_of
 
 
 def export_pretrained(model: PretrainedModel, hf: Path) -> None:
