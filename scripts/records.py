@@ -193,11 +193,6 @@ class CheckpointRecord(Origins):
     files: Files
 
 
-def begun_at(record: CheckpointRecord) -> int:
-    """Return the step of the parent whose training a checkpoint's stage continues; 0: its first step is 1."""
-    return record["parents"][0]["step"] if "continues" in record["facts"] else 0
-
-
 class ExportRecord(TypedDict):
     """hf/record.json; `source` for a pretrained model, `merged` for merged adapters, `code` for a model's own code."""
 

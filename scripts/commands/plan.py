@@ -121,7 +121,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else []), *_predicted(plan)]
     lines += _longest_path(project, to_train) if project.site.slurm else []
     to_come = samplings(project.recipe, project.results, project.site, project.states)
-    lines += map(str, to_come)
+    lines += [each.line for each in to_come]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")

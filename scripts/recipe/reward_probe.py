@@ -7,14 +7,13 @@ from pydantic import Field, PositiveInt
 from scripts.recipe.strict import Strict
 
 _ROLLOUTS = "look at zero_variance_share and truncation_rate of the first steps, which gates can bound (docs/gates.md)"
-_SECONDS = "leave the key out: a verifier may take 30 seconds for a response"
 
 
 class Probe(Strict):
     """How a stage's reward is tried on answers made from its rows before training. Changes no weight."""
 
     gone: ClassVar = {
-        "seconds_per_check": _SECONDS,
+        "seconds_per_check": "leave the key out: a verifier may take 30 seconds for a response",
         "ask_judges": "name the judge's server of NeMo-Gym in gym",
         **dict.fromkeys(["rollouts", "prompts", "generations", "zero_variance_share", "truncation_rate"], _ROLLOUTS),
     }

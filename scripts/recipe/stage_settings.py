@@ -6,21 +6,12 @@ A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSetting
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
-from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
+from scripts.recipe.expand import PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.source import Share
 from scripts.recipe.strict import Memory, Name, Strict, invalid
 
@@ -48,13 +39,10 @@ class Checkpointing(Strict):
     keep_steps: list[PositiveInt] = Field([])
     """More steps to keep checkpoints of; multiples of save_period."""
 
-    @field_validator("keep_steps")
-    @classmethod
-    def _are_saved(cls, steps: list[int], so_far: ValidationInfo) -> list[int]:
-        period = so_far.data.get("save_period", 1)
-        if unsaved := [step for step in steps if step % period]:
-            raise invalid(f"step {unsaved[0]} is no multiple of save_period {period}, so it would not be saved")
-        return steps
+    def _refuse_misfits(self) -> None:
+        if unsaved := [step for step in self.keep_steps if step % self.save_period]:
+            says = f"step {unsaved[0]} is no multiple of save_period {self.save_period}, so it would not be saved"
+            raise invalid(says, key="keep_steps")
 
 
 class Resources(Strict):
@@ -81,6 +69,11 @@ class Quantize(Strict):
 class Training(Strict):
     """The common part of a stage's settings and of its resolved config."""
 
+    is_asynchronous: ClassVar[bool] = False
+    """Whether rollouts are generated while the policy trains, in one pass over the data."""
+    chat_template: ClassVar[str | None] = None
+    """The named chat template; None: the template of the stage's start."""
+
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
 
@@ -103,16 +96,6 @@ class Training(Strict):
     def samples_per_step(self) -> int:
         """Rows, or completions sampled for them, in a step."""
         return self.rows_per_step
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether rollouts are generated while the policy trains, in one pass over the data."""
-        return False
-
-    @property
-    def chat_template(self) -> str | None:
-        """The named chat template; None: the template of the stage's start."""
-        return None
 
     @property
     def max_length(self) -> int:
@@ -153,21 +136,9 @@ class TrainingConfig(Training):
 
 
 class StageSettings(Training):
-    """A stage of a recipe. `config_model` is its config's model; fields in `WITHOUT_EFFECT` change no weight."""
+    """A stage of a recipe. `config_model` is its config's model; fields that the config lacks change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = KEYS | {
-        "parent",
-        "continues",
-        "blend",
-        "checkpointing",
-        "resources",
-        "gate",
-        "default_gate",
-        "max_truncated_share",
-        "template_change",
-        "quantize",
-    }
     gone: ClassVar = {
         "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
     }
@@ -178,6 +149,10 @@ class StageSettings(Training):
     """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
+    nodes_beside: ClassVar[int] = 0
+    """The nodes of a second component of its Slurm job, besides those of `resources`."""
+    doubts: ClassVar[list[str]] = []
+    """What is likely a mistake in the settings, whatever the model."""
     ROLES: ClassVar[tuple[str, ...]] = ()
     """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 
@@ -215,19 +190,9 @@ class StageSettings(Training):
         return data | {"parent": data["continues"]}
 
     @property
-    def nodes_beside(self) -> int:
-        """Return the nodes of a second component of its Slurm job, besides those of `resources`."""
-        return 0
-
-    @property
     def answers_prompts(self) -> bool:
         """Whether the trained model answers prompts; a reward model scores answers."""
         return self.algorithm != "reward"
-
-    @property
-    def doubts(self) -> list[str]:
-        """Return what is likely a mistake in the settings, whatever the model."""
-        return []
 
     @property
     def kept_by_continuing(self) -> dict[str, Any]:
@@ -267,7 +232,7 @@ class StageSettings(Training):
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights."""
-        return self.model_dump(mode="json", exclude={*self.WITHOUT_EFFECT, *self.ROLES})
+        return self.model_dump(mode="json", include={*self.config_model.model_fields})
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """Return the config's `model` of a stage that starts from no export."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -36,11 +36,9 @@ class Teaching(Strict):
         if not roles:
             raise invalid("is empty; name a stage by role, as {teacher: rlhf}", f"stages.{name}.teachers")
         for key, role in {**{f"of.{each}": role for each, role in self.of.items()}, "default": self.default}.items():
-            if role is not None and role not in roles:
-                raise misnamed(f"{at}.{key}", "teacher", role, roles)
+            refuse_misnamed(f"{at}.{key}", "teacher", role, roles)
         for environment in self.of:
-            if environment not in blend.environments:
-                raise misnamed(f"{at}.of.{environment}", "environment", environment, blend.environments)
+            refuse_misnamed(f"{at}.of.{environment}", "environment", environment, blend.environments)
         taught = {environment: self.role_of(environment, roles) for environment in blend.environments}
         if untaught := [environment for environment, role in taught.items() if role is None]:
             raise invalid(

@@ -133,8 +133,11 @@ def of_checkpoint(paths: StagePaths) -> Iterator[str]:
         yield f"{path}: is of step {record['step']}, but {weights} is a link to {weights.readlink()}; {again}"
 
 
-def of_export(paths: StagePaths) -> Iterator[str]:
-    """Yield the contradictions between an export's record, its files and the link beside it."""
+def of_export(paths: StagePaths, hashed_bytes: int = -1) -> Iterator[str]:
+    """Yield the contradictions between an export's record, its files and the link beside it.
+
+    The files' sizes are compared, and hashes of files up to `hashed_bytes`.
+    """
     record = read_if_there(paths.export_record, ExportRecord)
     if record is None:
         return
@@ -144,14 +147,8 @@ def of_export(paths: StagePaths) -> Iterator[str]:
     elif paths.export.is_symlink() and paths.export.readlink().name != content:
         target = paths.export.readlink()
         yield f"{paths.export}: a link to {target}, but {path} names {content}; delete both, and {EXPORTS}"
-    yield from _of_exported_files(paths, record, -1)
-
-
-def _of_exported_files(paths: StagePaths, record: ExportRecord, hashed_bytes: int) -> Iterator[str]:
-    """Yield a line for every file of an export, where that is there, of another size than its record says."""
-    folder = paths.exported(record["content"])
+    folder = paths.exported(content)
     for name, problem in differences(folder, record["files"], hashed_bytes) if folder.is_dir() else ():
-        path = paths.export_record
         yield f"{folder / name}: {problem}, by {path}; delete {folder} and the record, and {EXPORTS}"
 
 
@@ -170,8 +167,8 @@ def exported_model(export_record: Path) -> Path:
             f"{folder}: links to Megatron weights, which no stage starts from any more; delete "
             f"{export_record}, and {EXPORTS}"
         )
-    if problems := [*of_export(paths), *_of_exported_files(paths, record, HASHED_BYTES)]:
-        raise UserError("\n".join(dict.fromkeys(problems)))
+    if problems := [*of_export(paths, HASHED_BYTES)]:
+        raise UserError("\n".join(problems))
     if not folder.is_dir():
         raise UserError(f"{folder}: is missing, by {export_record}; delete the record, and {EXPORTS}")
     return folder

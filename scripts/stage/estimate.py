@@ -97,31 +97,11 @@ def hours_text(hours: float, bound: str = "") -> str:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The sampling of a blend: prompts (None: not there yet), responses a prompt, shards, hours of one, GPUs of one."""
+    """The sampling of a blend to come: the hours of all GPUs together, and a line that describes it."""
 
     blend: str
-    by: list[str]
-    prompts: int | None
-    samples: int
-    shards: int
-    hours: float
-    bound: str
-    gpus: int
-
-    @property
-    def gpu_hours(self) -> float:
-        """Return the hours of all GPUs together."""
-        return self.hours * self.shards * self.gpus
-
-    def __str__(self) -> str:
-        """Describe the sampling in a line."""
-        prompts = "prompts that are not there yet" if self.prompts is None else f"{self.prompts:,} prompts"
-        jobs = "1 job" if self.shards == 1 else f"{self.shards} jobs"
-        hours = f", {hours_text(self.hours, self.bound)} h each" if self.hours else ""
-        cost = f", {hours_text(self.gpu_hours, self.bound)} GPU-hours" if self.gpus and self.hours else ""
-        return (
-            f"blend {self.blend}: {self.samples} responses of {', '.join(self.by)} to {prompts}, in {jobs}{hours}{cost}"
-        )
+    gpu_hours: float
+    line: str
 
 
 def samplings(
@@ -151,8 +131,13 @@ def samplings(
         if pace and prompts is not None:
             hours, bound = prompts * source.samples * len(source.models) / source.shards / pace / 3600, ""
         is_on_gpus = site.accelerator != "cpu" or any(stage.is_converted for stage in recipe.stages.values())
-        gpus = slurm.gpus_per_node if slurm and is_on_gpus else 0
-        found.append(Sampling(name, source.models, prompts, source.samples, source.shards, hours, bound, gpus))
+        gpu_hours = hours * source.shards * (slurm.gpus_per_node if slurm and is_on_gpus else 0)
+        asked = "prompts that are not there yet" if prompts is None else f"{prompts:,} prompts"
+        jobs = "1 job" if source.shards == 1 else f"{source.shards} jobs"
+        jobs += f", {hours_text(hours, bound)} h each" if hours else ""
+        jobs += f", {hours_text(gpu_hours, bound)} GPU-hours" if gpu_hours else ""
+        line = f"blend {name}: {source.samples} responses of {', '.join(source.models)} to {asked}, in {jobs}"
+        found.append(Sampling(name, gpu_hours, line))
     return found
 
 

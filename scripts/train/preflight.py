@@ -18,7 +18,7 @@ from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import amount, check_readable, read_json, write_json
 from scripts.model.hugging_face import check_model, tensors_of
-from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
+from scripts.model.lengths import token_lengths, tokenizer_at_hand
 from scripts.model.shape import fresh_parameters
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
@@ -165,7 +165,8 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
     """Describe the row lengths of each split, in tokens; None where no tokenizer is at hand.
 
-    Warn of rows that are too long or hold special tokens; add a problem for too large a share of long rows.
+    Print the number and the first rows that are too long or hold special tokens; add a problem for too large a share of
+    long rows.
     """
     name, limit, exported = stage.name, stage.config.longest_row, stage.parent_export
     is_there = exported is not None and (exported / "tokenizer.json").is_file()
@@ -178,7 +179,15 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         found = token_lengths(path, kind, tokenizer, limit, default_workers(), template)
         described[split] = found.describe()
-        _warn(name, path, limit, found)
+        lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
+        faults = {
+            f"have more than {limit} tokens{lost} (trap 32)": [f"line {line}: {long}" for line, long in found.too_long],
+            "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
+        }
+        for fault, rows in faults.items():
+            if rows:
+                first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
+                warn(f"{name}: {path}: {len(rows)} of {found.rows} rows {fault}: {first}")
         if split == "train" and found.share > stage.settings.max_truncated_share:
             lost = f"; {found.answers_cut} of them would keep nothing of their answer" if found.answers_cut else ""
             problems.append(
@@ -190,21 +199,6 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
     return described
 
 
-def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
-    """Print the number and the first rows that are too long or hold special tokens."""
-    long = [f"line {line}: {tokens}" for line, tokens in found.too_long]
-    lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
-    kinds = {
-        f"have more than {limit} tokens{lost} (trap 32)": long,
-        "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
-    }
-    for fault, rows in kinds.items():
-        if rows:
-            first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
-            count = f"{len(rows)} of {found.rows} rows"
-            warn(f"{name}: {path}: {count} {fault}: {first}")
-
-
 def checkpoint_bytes(stage: Stage) -> int:
     """Return the bytes of one checkpoint: as the parent's, or the parameters and AdamW's two moments in float32.
 
@@ -214,9 +208,8 @@ def checkpoint_bytes(stage: Stage) -> int:
     if getattr(getattr(stage.config, "policy", None), "lora", None) is not None:
         return 0
     if stage.parent is not None:
-        return sum(
-            entry["bytes"] for entry in read_record(stage.parent.paths.record, CheckpointRecord)["files"].values()
-        )
+        files = read_record(stage.parent.paths.record, CheckpointRecord)["files"]
+        return sum(described["bytes"] for described in files.values())
     if stage.parent_export is not None:
         return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
     model = stage.recipe.model
@@ -241,7 +234,11 @@ def shortage(stage: Stage) -> str | None:
     """
     run = stage.paths.run
     each, most = checkpoint_bytes(stage), checkpoints_at_once(stage.settings.checkpointing, stage.planned)
-    needed = each * max(0, most - _held(stage))
+    held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
+    now = stage.config.content, splits["train"]["sha256"] if splits else None
+    if held and (held["config"], held["train_split"]) == now:  # its parent may not be exported yet
+        most = max(0, most - len(checkpoints(run)))
+    needed = each * most
     free = shutil.disk_usage(next(folder for folder in run.parents if folder.exists())).free
     if needed <= free:
         return None
@@ -249,14 +246,6 @@ def shortage(stage: Stage) -> str | None:
         f"{run}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
         "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
     )
-
-
-def _held(stage: Stage) -> int:
-    """Count the checkpoints of the stage's config and data; its parent may not be exported yet."""
-    run = stage.paths.run
-    held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
-    now = stage.config.content, splits["train"]["sha256"] if splits else None
-    return len(checkpoints(run)) if held and (held["config"], held["train_split"]) == now else 0
 
 
 def main(

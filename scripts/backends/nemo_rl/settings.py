@@ -13,7 +13,7 @@ from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
+from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
 from scripts.recipe.teachers import Teaching
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     }
 
     config_model = NemoRlConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
     ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher", "judges")
     """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
@@ -82,8 +81,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Raise PydanticCustomError where the recipe's release, model or blend does not fit the stage."""
         if recipe.release is None:
             raise invalid("names no NeMo-RL release", "release")
-        if recipe.release not in load_releases():
-            raise misnamed("release", "release", recipe.release, load_releases())
+        refuse_misnamed("release", "release", recipe.release, load_releases())
         if self.parent is None and not isinstance(recipe.model, PretrainedModel):
             raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
         blend = recipe.blends[self.blend]

@@ -9,7 +9,6 @@ from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, Rollo
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.reward_probe import Probe
-from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Name, Strict, invalid
 
 if TYPE_CHECKING:
@@ -166,7 +165,6 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     config_model = GrpoConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
     ROLES = (REWARD_MODEL,)
 
