@@ -157,8 +157,7 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
         cells = [""] * len(asked)
         if left.steps != 0 and site.slurm:
             hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
-            gpus = left.nodes * left.gpus_per_node
-            cells = [str(left.nodes), str(gpus), f"{stage.runtime} min", str(left.allocations), *hours]
+            cells = [str(left.nodes), str(left.gpus), f"{stage.runtime} min", str(left.allocations), *hours]
         elif not site.slurm:
             cells = [_time([stage])]
         rows.append([stage.state.stage, stage.what, stage.steps, *cells, stage.why])

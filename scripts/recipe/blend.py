@@ -166,8 +166,7 @@ class Blend(Rows):
             return
         own = OF_OTHERS & self.model_fields_set
         if given := sorted(name for name in own if getattr(self, name)):
-            raise invalid(
-                f"{given[0]} is of rows that are published or synthesized; say it of the blend of the prompts"
-            )
+            says = "is of rows that are published or synthesized; say it of the blend of the prompts"
+            raise invalid(f"{given[0]} {says}")
         if self.format != "jsonl" or self.kind != self.select.kind:
             raise invalid(f"select makes {self.select.kind} in jsonl; leave kind and format out")

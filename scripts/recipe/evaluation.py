@@ -124,10 +124,8 @@ class Evaluation(Sampling):
             for name in getattr(self, key) or ():
                 refuse_misnamed(f"evaluation.{key}", what, name, known)
         if not any(map(recipe.is_scored, recipe.stages)):
-            raise invalid(
-                "only NeMo-RL trains here; name the `stages` for transformers to load, or score by `tasks` alone",
-                "evaluation",
-            )
+            says = "name the `stages` for transformers to load, or score by `tasks` alone"
+            raise invalid(f"only NeMo-RL trains here; {says}", "evaluation")
         if not self.blends_in(recipe):
             more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
             raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")

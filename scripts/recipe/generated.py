@@ -192,9 +192,8 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
     if blend.select.pairs and samples * len(blend.generated.models) < 2:
         raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
     if best and best.keep > samples:
-        raise invalid(
-            f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples", f"{at}.select.best.keep"
-        )
+        says = f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples"
+        raise invalid(says, f"{at}.select.best.keep")
     if not blend.select.rank and not prompts.names_environments:
         says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
         raise invalid(says, f"{at}.source.prompts")

@@ -312,9 +312,8 @@ class Recipe(Strict):
             if blend.names_environments or self.is_synthetic(blend):
                 at, known = f"blends.{name}.environments", [*Environment, *self.environments]
                 if not blend.environments:
-                    raise invalid(
-                        "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]", at
-                    )
+                    says = "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]"
+                    raise invalid(says, at)
                 for place, each in enumerate(blend.environments):
                     if each not in known:
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
@@ -338,10 +337,8 @@ class Recipe(Strict):
         for choice in self.choices.values():
             at = f"stages.{choice.stage}"
             if choice.by == "worst_environment_change":
-                says = (
-                    f"best: {choice.by} is gone: choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
-                )
-                raise invalid(f"{says}, which leaves out what it stops", at)
+                says = f"choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
+                raise invalid(f"best: {choice.by} is gone: {says}, which leaves out what it stops", at)
             refuse_misnamed(at, "score", choice.by, [HELD_OUT_MEAN, *tasks])
             if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
                 raise invalid("gets no held-out scores, by which the best is to be chosen", at)

@@ -69,6 +69,10 @@ class Quantize(Strict):
 class Training(Strict):
     """The common part of a stage's settings and of its resolved config."""
 
+    rows_per_step: ClassVar[int]
+    """Rows of the training split in a step."""
+    max_length: ClassVar[int]
+    """Most tokens of a row's prompt and response together."""
     is_asynchronous: ClassVar[bool] = False
     """Whether rollouts are generated while the policy trains, in one pass over the data."""
     chat_template: ClassVar[str | None] = None
@@ -88,19 +92,9 @@ class Training(Strict):
         return getattr(self, self.algorithm)
 
     @property
-    def rows_per_step(self) -> int:
-        """Rows of the training split in a step."""
-        raise NotImplementedError
-
-    @property
     def samples_per_step(self) -> int:
         """Rows, or completions sampled for them, in a step."""
         return self.rows_per_step
-
-    @property
-    def max_length(self) -> int:
-        """Most tokens of a row's prompt and response together."""
-        raise NotImplementedError
 
     @property
     def longest_row(self) -> int:

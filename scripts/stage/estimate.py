@@ -34,7 +34,7 @@ SAMPLED = ".sampled.jsonl"
 
 @dataclass(frozen=True)
 class Estimate:
-    """Hold the steps left, allocations and hours, and their basis in words, with {} for the stages.
+    """Hold the steps left, allocations, hours, nodes, GPUs of all, and the basis in words, with {} for the stages.
 
     Unknown steps (None) or seconds count as a whole allocation.
     """
@@ -43,18 +43,10 @@ class Estimate:
     allocations: int
     hours: float
     nodes: int
-    gpus_per_node: int
+    gpus: int
     basis: str
-
-    @property
-    def node_hours(self) -> float:
-        """Return the hours of all nodes together."""
-        return self.hours * self.nodes
-
-    @property
-    def gpu_hours(self) -> float:
-        """Return the hours of all GPUs together."""
-        return self.node_hours * self.gpus_per_node
+    node_hours: float
+    gpu_hours: float
 
     @property
     def bound(self) -> str:
@@ -80,7 +72,8 @@ def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     else:
         usable = max(resources.runtime * 60 - (slurm.margin if slurm else 0) - seconds, seconds)
         allocations, hours = math.ceil(steps * seconds / usable), steps * seconds / 3600
-    return Estimate(steps, allocations, hours, resources.nodes + stage.settings.nodes_beside, gpus, basis)
+    nodes = resources.nodes + stage.settings.nodes_beside
+    return Estimate(steps, allocations, hours, nodes, nodes * gpus, basis, hours * nodes, hours * nodes * gpus)
 
 
 def bound_of(estimates: Iterable[Estimate]) -> str:
