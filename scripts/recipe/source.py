@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, PositiveInt
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.strict import Place, Strict, Text, invalid, matching
@@ -102,14 +102,11 @@ class Rows(Files):
     drop_invalid: bool = False
     """Leave out and count rows that do not fit, rather than refuse the blend."""
 
-    @field_validator("remove")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
+    def _refuse_misfits(self) -> None:
         try:
-            re.compile(pattern or "")
+            re.compile(self.remove or "")
         except re.error as error:
-            raise invalid(f"is no regular expression ({error})") from None
-        return pattern
+            raise invalid(f"is no regular expression ({error})", key="remove") from None
 
 
 class Part(Rows):

@@ -3,7 +3,7 @@
 A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSettings, each with the model of its config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
@@ -11,9 +11,10 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJson
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
+from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.source import Share
-from scripts.recipe.strict import Memory, Name, Strict, invalid
+from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -64,6 +65,68 @@ class Quantize(Strict):
     """fp8: weights, and while serving activations; int4 and nvfp4: weights."""
     group_size: Literal[32, 64, 128] = 128
     """Weights that share a scale, of int4."""
+
+
+class Probe(Strict):
+    """How a stage's reward is tried on answers made from its rows before training. Changes no weight."""
+
+    gone: ClassVar = {
+        "seconds_per_check": "leave the key out: a verifier may take 30 seconds for a response",
+        "ask_judges": "name the judge's server of NeMo-Gym in gym",
+        **dict.fromkeys(
+            ("rollouts", "prompts", "generations", "zero_variance_share", "truncation_rate"),
+            "look at zero_variance_share and truncation_rate of the first steps, which gates can bound (docs/gates.md)",
+        ),
+    }
+
+    rows: PositiveInt = 8
+    """Rows of each environment to make answers from."""
+    tolerated_share: float = Field(0.25, ge=0, lt=1)
+    """Share of rows in which an empty answer, the prompt or another row's answer may pay as well."""
+    action: Literal["stop", "warn"] = "stop"
+    """What a reward that cannot be trained on leads to."""
+
+
+class Teaching(Strict):
+    """Which teacher teaches a row, by the row's environment (multi-teacher on-policy distillation, MOPD).
+
+    Every environment of the blend has a role of `teachers`, and every role teaches.
+    """
+
+    of: dict[EnvironmentName, Name] = Field({})
+    """The role of `teachers` by environment."""
+    default: Name | None = None
+    """The role for all other environments; none: only a sole teacher teaches what `of` does not name."""
+
+    def role_of(self, environment: str, roles: Iterable[str]) -> str | None:
+        """Return the role among `roles` that teaches an environment's rows; None: no role does."""
+        return self.of.get(environment) or self.default_among(roles)
+
+    def default_among(self, roles: Iterable[str]) -> str | None:
+        """Return the role of environments that `of` does not name: as stated, or a sole teacher's; None without one."""
+        sole = [*roles]
+        return self.default or (sole[0] if not self.of and len(sole) == 1 else None)
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError for an environment without a teacher, or a teacher without an environment."""
+        stage, at = recipe.stages[name], f"stages.{name}.distillation"
+        blend, roles = recipe.blends[stage.blend], stage.teachers
+        if not roles:
+            raise invalid("is empty; name a stage by role, as {teacher: rlhf}", f"stages.{name}.teachers")
+        for key, role in {**{f"of.{each}": role for each, role in self.of.items()}, "default": self.default}.items():
+            refuse_misnamed(f"{at}.{key}", "teacher", role, roles)
+        for environment in self.of:
+            refuse_misnamed(f"{at}.of.{environment}", "environment", environment, blend.environments)
+        taught = {environment: self.role_of(environment, roles) for environment in blend.environments}
+        if untaught := [environment for environment, role in taught.items() if role is None]:
+            raise invalid(
+                f"no teacher covers {', '.join(untaught)} of blend {stage.blend}; name one of {', '.join(roles)} for "
+                "each, or a default",
+                f"{at}.of",
+            )
+        if idle := [role for role in roles if role not in taught.values()]:
+            says = f"teaches no environment of blend {stage.blend}; name it in distillation.of, or leave it out"
+            raise invalid(says, f"stages.{name}.teachers.{idle[0]}")
 
 
 class Training(Strict):

@@ -12,9 +12,8 @@ from scripts.backends.nemo_rl.training import ROUTING, NemoRlConfig, NemoRlTrain
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.stage_settings import StageSettings
+from scripts.recipe.stage_settings import StageSettings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
-from scripts.recipe.teachers import Teaching
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

@@ -8,8 +8,8 @@ from pydantic import Field, PositiveInt, model_validator
 from scripts.backends.trl.algorithm import TrlConfig
 from scripts.backends.trl.on_policy import RolloutSettings, RolloutTraining
 from scripts.errors import UserError
+from scripts.recipe.stage_settings import Teaching
 from scripts.recipe.strict import Name, Strict, invalid
-from scripts.recipe.teachers import Teaching
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe

@@ -8,7 +8,7 @@ from scripts.backends.trl.algorithm import TrlConfig
 from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.reward_probe import Probe
+from scripts.recipe.stage_settings import Probe
 from scripts.recipe.strict import Name, Strict, invalid
 
 if TYPE_CHECKING:
