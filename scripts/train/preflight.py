@@ -236,9 +236,8 @@ def shortage(stage: Stage) -> str | None:
     each, most = checkpoint_bytes(stage), checkpoints_at_once(stage.settings.checkpointing, stage.planned)
     held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
     now = stage.config.content, splits["train"]["sha256"] if splits else None
-    if held and (held["config"], held["train_split"]) == now:  # its parent may not be exported yet
-        most = max(0, most - len(checkpoints(run)))
-    needed = each * most
+    is_ours = held is not None and (held["config"], held["train_split"]) == now  # its parent may not be exported yet
+    needed = each * max(0, most - (len(checkpoints(run)) if is_ours else 0))
     free = shutil.disk_usage(next(folder for folder in run.parents if folder.exists())).free
     if needed <= free:
         return None
