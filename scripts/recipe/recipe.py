@@ -319,11 +319,10 @@ class Recipe(Strict):
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
-        for name in self.environments:
-            if not rewarded_here:
-                raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
-            if name in list(Environment):
-                raise invalid("an environment has this name already; choose another", f"environments.{name}")
+        if self.environments and not rewarded_here:
+            raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
+        for name in self.environments.keys() & {*Environment}:
+            raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
     def _scores_are_taken(self) -> None:
         tasks = [task.task for task in self.evaluation.task_list] if self.evaluation else []
