@@ -125,7 +125,8 @@ class Strict(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for base in reversed(type(self).__mro__):
-            vars(base).get("_refuse_misfits", lambda _: None)(self)
+            if refuse := vars(base).get("_refuse_misfits"):
+                refuse(self)
         return self
 
 
