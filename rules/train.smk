@@ -1,8 +1,7 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
-from scripts.stage.attempts import attempts_of
-from scripts.stage.left_out import left_out
+from scripts.stage.attempts import attempts_of, left_out
 from scripts.stage.state import States
 
 STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), max_age=2.0)

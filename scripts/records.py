@@ -193,11 +193,6 @@ class CheckpointRecord(Origins):
     files: Files
 
 
-def begun_at(record: CheckpointRecord) -> int:
-    """Return the step of the parent whose training a checkpoint's stage continues; 0: its first step is 1."""
-    return record["parents"][0]["step"] if "continues" in record["facts"] else 0
-
-
 class ExportRecord(TypedDict):
     """hf/record.json; `source` for a pretrained model, `merged` for merged adapters, `code` for a model's own code."""
 
@@ -414,21 +409,15 @@ def read_bytes(path: Path) -> bytes:
     """Return a file's content; UserError for a missing or unreadable file."""
     try:
         if path.exists() and not path.is_file():
-            raise UserError(
-                f"{path}: not a file but a {'folder' if path.is_dir() else 'device or pipe'}; remove or rename it"
-            )
+            kind = "folder" if path.is_dir() else "device or pipe"
+            raise UserError(f"{path}: not a file but a {kind}; remove or rename it")
         return path.read_bytes()
     except FileNotFoundError:
-        says = (
-            f"a link to nothing; {AGAIN}"
-            if path.is_symlink()
-            else f"no such file; ask Snakemake for it: snakemake {path}"
-        )
-        raise UserError(f"{path}: {says}") from None
+        lacks = f"no such file; ask Snakemake for it: snakemake {path}"
+        raise UserError(f"{path}: {f'a link to nothing; {AGAIN}' if path.is_symlink() else lacks}") from None
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}); check the owner and the permission to read"
-        ) from None
+        remedy = "check the owner and the permission to read"
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def read_if_there(path: Path, kind: type[Record]) -> Record | None:

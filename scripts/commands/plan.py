@@ -13,9 +13,16 @@ from scripts.errors import UserError
 from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
-from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
-from scripts.stage.generating import Sampling, samplings
-from scripts.stage.scoring import seconds_to_score
+from scripts.stage.estimate import (
+    LIMIT,
+    Estimate,
+    Sampling,
+    bound_of,
+    estimate,
+    hours_text,
+    samplings,
+    seconds_to_score,
+)
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 
@@ -114,7 +121,7 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else []), *_predicted(plan)]
     lines += _longest_path(project, to_train) if project.site.slurm else []
     to_come = samplings(project.recipe, project.results, project.site, project.states)
-    lines += map(str, to_come)
+    lines += [each.line for each in to_come]
     scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
     if scored:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
@@ -150,8 +157,7 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
         cells = [""] * len(asked)
         if left.steps != 0 and site.slurm:
             hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
-            gpus = left.nodes * left.gpus_per_node
-            cells = [str(left.nodes), str(gpus), f"{stage.runtime} min", str(left.allocations), *hours]
+            cells = [str(left.nodes), str(left.gpus), f"{stage.runtime} min", str(left.allocations), *hours]
         elif not site.slurm:
             cells = [_time([stage])]
         rows.append([stage.state.stage, stage.what, stage.steps, *cells, stage.why])

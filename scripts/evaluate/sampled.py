@@ -7,7 +7,7 @@ from typing import Any
 from scripts.files import append_json, duration, write_json
 from scripts.records import read_lines
 from scripts.rewards.verdict import Unjudged
-from scripts.stage.scoring import SAMPLED, Batch
+from scripts.stage.estimate import SAMPLED, Batch
 
 EVERY = 20.0
 Answered = dict[int, tuple[Any, ...]]

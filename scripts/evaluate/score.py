@@ -31,8 +31,8 @@ from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
+from scripts.stage.estimate import SAMPLED
 from scripts.stage.paths import STORE
-from scripts.stage.scoring import SAMPLED
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
 
 

@@ -84,7 +84,7 @@ def main(
     own, judging = own_environments(loaded), judging_of(loaded, blend)
     register(own)
     if judging.gym:
-        register_gym(judging.gym, judging.servers, gym_python)
+        register_gym(judging.gym, judging.gym_servers, gym_python)
     table = pa.concat_tables(read_table(path, RESPONSES) for path in responses)
     table = table.sort_by([(name, "ascending") for name in ("line", "model", "sample")])
     kind = loaded.blends[loaded.blends[blend].generated.prompts].kind
@@ -95,7 +95,7 @@ def main(
         texts.setdefault(row["line"], []).append(row["response"])
     groups = [(line, by_line[line], answers) for line, answers in texts.items()]
     by = {
-        "gym": judging.model_dump(mode="json", exclude={"servers"}),
+        "gym": judging.model_dump(mode="json", include={"gym"}),
         "environments": {name: sha256_file(path) for name, path in own.items()},
         "ranker": read_record(ranker, ExportRecord)["content"] if ranker else None,
     }

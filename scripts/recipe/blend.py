@@ -1,5 +1,6 @@
 """Blends of training data."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -99,11 +100,11 @@ class Blend(Rows):
     @property
     def is_composed(self) -> bool:
         """Whether rows are made from columns of published files; otherwise the blend's file is linked."""
-        return not self.generated and (self.names_several() or any(getattr(self, name) for name in COMPOSES))
-
-    def names_several(self) -> bool:
-        """Whether more than a single file of JSON lines is named."""
-        return not self.generated and super().names_several()
+        if self.generated:
+            return False
+        is_part = self.source and (self.source.subset or self.source.split)
+        is_linked = self.file is None or (isinstance(self.file, str) and re.fullmatch(r"[^*]*\.jsonl", self.file))
+        return bool(is_part or not is_linked or any(getattr(self, name) for name in COMPOSES))
 
     def parts(self) -> list[Part]:
         """Return the parts of a composed blend with all settings."""
@@ -119,25 +120,18 @@ class Blend(Rows):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_of_the_kind_it_makes(cls, data: Any) -> Any:
-        source, select = (data.get("source"), data.get("select")) if isinstance(data, dict) else (None, None)
-        if not isinstance(source, dict) or source.get("kind") != "generated" or not isinstance(select, dict):
+    def _says_what_follows(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
             return data
-        return {"kind": kind_of(select), "holdout": GENERATED_HOLDOUT} | data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _names_the_environments_of_its_rows(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("environments"):
-            return data
-        sources = data.get("sources")
+        source, select, sources = (data.get(key) for key in ("source", "select", "sources"))
+        if isinstance(source, dict) and source.get("kind") == "generated" and isinstance(select, dict):
+            data = {"kind": kind_of(select), "holdout": GENERATED_HOLDOUT} | data
         parts = [data, *(sources if isinstance(sources, list) else [])]
         named = [part.get("environment") for part in parts if isinstance(part, dict)]
         named = [*dict.fromkeys(name for name in named if isinstance(name, str))]
-        return data | {"environments": named} if named else data
+        return data | {"environments": named} if named and not data.get("environments") else data
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> "Blend":
+    def _refuse_misfits(self) -> None:
         self._is_generated_whole()
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
@@ -156,14 +150,13 @@ class Blend(Rows):
             if part.environment and part.environment not in self.environments:
                 raise invalid(f"environments has not {part.environment}, which environment names; add it")
         if self.format == "jsonl":
-            return self
+            return
         kind = "preferences" if self.format == "mmpr" else "prompts"
         if self.kind != kind:
             raise invalid(f"{self.format} holds {kind}: set kind")
         if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
-        return self
 
     def _is_generated_whole(self) -> None:
         """Refuse settings of published rows in a generated blend, and selection in others."""
@@ -173,8 +166,7 @@ class Blend(Rows):
             return
         own = OF_OTHERS & self.model_fields_set
         if given := sorted(name for name in own if getattr(self, name)):
-            raise invalid(
-                f"{given[0]} is of rows that are published or synthesized; say it of the blend of the prompts"
-            )
+            says = "is of rows that are published or synthesized; say it of the blend of the prompts"
+            raise invalid(f"{given[0]} {says}")
         if self.format != "jsonl" or self.kind != self.select.kind:
             raise invalid(f"select makes {self.select.kind} in jsonl; leave kind and format out")

@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from scripts.recipe.strict import Strict, Text, invalid
 
@@ -72,8 +72,7 @@ class Criterion(Strict):
     max: float | None = None
     action: Literal["stop", "warn"] = "stop"
 
-    @model_validator(mode="after")
-    def _fits_its_metric(self) -> "Criterion":
+    def _refuse_misfits(self) -> None:
         if self.min is None and self.max is None:
             raise invalid("a criterion needs min or max")
         if self.metric.endswith(("_share", "_rate", "_failure_frequency", "_accuracy")):
@@ -89,7 +88,6 @@ class Criterion(Strict):
         wants_one = self.metric in ("benchmark_score", "benchmark_change")
         if wants_one != (self.benchmark is not None):
             raise invalid(f"{self.metric} needs a benchmark" if wants_one else f"benchmark is not for {self.metric}")
-        return self
 
 
 ROLLOUTS = [

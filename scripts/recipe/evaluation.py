@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
-from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, misnamed
+from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -82,16 +82,7 @@ class Evaluation(Sampling):
         """All settings of the tasks."""
         return self.model_dump(mode="json", include=OF_TASKS, exclude_defaults=True)
 
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """The settings of decoding, as eval.json has them: defaults besides length and temperature are left out."""
-        more = self.model_dump(
-            mode="json", include={*Sampling.model_fields, "chat_template_kwargs"}, exclude_defaults=True
-        )
-        return more | {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": 0}
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "Evaluation":
+    def _refuse_misfits(self) -> None:
         names = [task.task for task in self.task_list]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise invalid(f"{', '.join(twice)} stands there more than once", "evaluation.tasks")
@@ -100,7 +91,6 @@ class Evaluation(Sampling):
         if self.max_new_tokens is None and self.test:
             raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
         check_gym(self.gym, self.gym_servers)
-        return self
 
     def scores(self, name: str, stage: "StageSettings") -> bool:
         """Whether transformers samples from the stage's export: as `stages` says, or else unless it is converted."""
@@ -119,14 +109,10 @@ class Evaluation(Sampling):
 
     def tested_stages(self, recipe: "Recipe") -> list[str]:
         """Return the chain's ends, scored on test rows: stages and choices, no variant of a sweep."""
-        begun = {recipe.stage_trained(start) for stage in recipe.stages.values() for start in stage.starts}
-        among = {name for choice in recipe.choices.values() for name in choice.among}
-        varied = {name for sweep in recipe.sweeps.values() for name in sweep}
-        ends = [
-            name
-            for name in (*recipe.stages, *recipe.choices)
-            if name not in begun | among | varied and recipe.is_scored(name)
-        ]
+        inner = {recipe.stage_trained(start) for stage in recipe.stages.values() for start in stage.starts}
+        inner |= {name for choice in recipe.choices.values() for name in choice.among}
+        inner |= {name for sweep in recipe.sweeps.values() for name in sweep}
+        ends = [name for name in (*recipe.stages, *recipe.choices) if name not in inner and recipe.is_scored(name)]
         return ends if self.test else []
 
     def check_in(self, recipe: "Recipe") -> None:
@@ -136,22 +122,18 @@ class Evaluation(Sampling):
         prompts = [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
         for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
             for name in getattr(self, key) or ():
-                if name not in known:
-                    raise misnamed(f"evaluation.{key}", what, name, known)
+                refuse_misnamed(f"evaluation.{key}", what, name, known)
         if not any(map(recipe.is_scored, recipe.stages)):
-            raise invalid(
-                "only NeMo-RL trains here; name the `stages` for transformers to load, or score by `tasks` alone",
-                "evaluation",
-            )
+            says = "name the `stages` for transformers to load, or score by `tasks` alone"
+            raise invalid(f"only NeMo-RL trains here; {says}", "evaluation")
         if not self.blends_in(recipe):
             more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
             raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")
         scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
         for name, stage in recipe.stages.items():
             for place, criterion in enumerate(stage.gate):
-                if criterion.environment not in (None, *scored):
-                    at = f"stages.{name}.gate.{place}.environment"
-                    raise misnamed(at, "held-out environment", criterion.environment, scored)
+                at = f"stages.{name}.gate.{place}.environment"
+                refuse_misnamed(at, "held-out environment", criterion.environment, scored)
         if self.test and not self.tested_blends(recipe):
             names = ", ".join(self.blends_in(recipe))
             raise invalid(f"no blend that is scored has test rows; give one of {names} `test: 200`", "evaluation.test")

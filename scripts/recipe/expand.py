@@ -7,13 +7,14 @@ them, the best or an earlier checkpoint; any other role, or a generated blend's 
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, PositiveInt, ValidationError
 
 from scripts.files import canonical_json, sha256_text
-from scripts.recipe.strict import Name, Strict, invalid, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, refuse_misnamed
 from scripts.recipe.yaml_file import merge, nested
 
 HELD_OUT_MEAN = "held_out_mean"
@@ -69,35 +70,18 @@ PARENT_SCHEMA = {"anyOf": [*START_SCHEMA["anyOf"], {"type": "null"}]}
 
 def expand(data: Any) -> Any:
     """Return a recipe's raw values with sweeps written out as stages; leave values of wrong shape unchanged."""
-    stages, blends = (data.get(key) if isinstance(data, dict) else None for key in ("stages", "blends"))
-    blends = blends if isinstance(blends, dict) else {}
-    starts = [start for blend in blends.values() for _, by in _makers(blend) for start in _listed(by)]
-    if not isinstance(stages, dict) or not (any(map(_is_swept, stages.values())) or any(map(_is_start, starts))):
+    if not isinstance(data, dict) or not isinstance(stages := data.get("stages"), dict):
         return data
-    expansion = _Expansion(stages)
+    expansion, expanded = _Expansion(stages), data.copy()
+    blends, evaluation = data.get("blends"), data.get("evaluation")
     for name in stages:
         expansion.names_of(name)
-    made = {name: expansion.made_by(name, blend) for name, blend in blends.items()}
-    expanded = data | {"stages": expansion.stages} | {key: getattr(expansion, key) for key in MADE}
-    expanded |= {"blends": made} if made else {}
-    evaluation = data.get("evaluation")
+    if isinstance(blends, dict):
+        expanded["blends"] = {name: expansion.made_by(name, blend) for name, blend in blends.items()}
     if isinstance(evaluation, dict) and isinstance(evaluation.get("stages"), list):
-        scored = [name for stage in evaluation["stages"] for name in expansion.names.get(stage, [stage])]
+        scored = [name for stage in evaluation["stages"] for name in expansion.names.get(str(stage), [stage])]
         expanded["evaluation"] = evaluation | {"stages": scored}
-    return expanded
-
-
-def _is_swept(stage: Any) -> bool:
-    return isinstance(stage, dict) and (
-        bool(stage.keys() & KEYS) or isinstance(stage.get("parent"), dict) or any(map(_is_start, _with_members(stage)))
-    )
-
-
-def _with_members(stage: dict[str, Any]) -> Iterator[Any]:
-    """Yield a stage's values, and the members of those that are mappings."""
-    for value in stage.values():
-        yield value
-        yield from value.values() if isinstance(value, dict) else ()
+    return expanded | {key: getattr(expansion, key) for key in ("stages", *MADE)}
 
 
 def _is_start(value: Any) -> bool:
@@ -119,16 +103,16 @@ def _makers(blend: Any) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
+@dataclass
 class _Expansion:
     """The stages of a recipe written out, parents first; `names` holds a stage's variants, or the stage."""
 
-    def __init__(self, raw: dict[str, Any]) -> None:
-        self.raw = raw
-        self.stages: dict[str, Any] = {}
-        self.names: dict[str, list[str]] = {}
-        self.sweeps: dict[str, dict[str, dict[str, Any]]] = {}
-        self.checkpoints: dict[str, dict[str, Any]] = {}
-        self.choices: dict[str, dict[str, Any]] = {}
+    raw: dict[str, Any]
+    stages: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    sweeps: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    checkpoints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    choices: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def names_of(self, name: str) -> list[str]:
         """Write a stage out and return its variants, or its name without a sweep."""
@@ -197,8 +181,7 @@ class _Expansion:
                 )
             return {"": parent if isinstance(parent, str) else None}
         wanted = _parent_choice(parent, at)
-        if wanted.stage not in {**self.raw, **self.stages}:
-            raise misnamed(f"{at}.stage", "stage", wanted.stage, self.raw)
+        refuse_misnamed(f"{at}.stage", "stage", wanted.stage, self.raw, self.stages)
         names = self.names_of(wanted.stage) if wanted.stage in self.raw else [wanted.stage]
         steps = wanted.checkpoint if isinstance(wanted.checkpoint, list) else [wanted.checkpoint]
         among = [start for step in steps for start in self._as_of(names, step, at)]

@@ -1,18 +1,19 @@
 """Settings of blends that models make: how responses are sampled, and which of them become rows."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, WithJsonSchema
 
 from scripts.recipe.expand import START_SCHEMA
 from scripts.recipe.gym_release import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.source import Operator, Share
-from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, matching, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.blend import Blend
+    from scripts.recipe.evaluation import Evaluation
     from scripts.recipe.recipe import Recipe
 
 COLUMNS = ("environment", "reward", "score", "tokens", "cut", "sample", "model", "pass_rate")
@@ -60,27 +61,17 @@ class GeneratedSource(Sampling):
         return int(number) - 1, int(parts)
 
     @property
-    def decoding(self) -> dict[str, Any]:
-        """The settings of decoding, defaults besides length, temperature and seed left out."""
-        more = self.model_dump(
-            mode="json", include={*Sampling.model_fields, "chat_template_kwargs"}, exclude_defaults=True
-        )
-        return more | {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "seed": self.seed}
-
-    @property
     def asked(self) -> dict[str, Any]:
         """The settings that change responses."""
         return {"samples": self.samples, "part": self.part, **self.decoding}
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _refuse_misfits(self) -> None:
         number, parts = self.share
         if number >= parts:
             raise invalid(f"part: '{self.part}' is beyond the last part; say '{parts} of {parts}'")
         if len({*self.models}) < len(self.models):
             raise invalid("by names a model twice")
         check_gym(self.gym, self.gym_servers)
-        return self
 
 
 class Best(Strict):
@@ -116,11 +107,9 @@ class PassRate(Strict):
     reward: float = 1.0
     """The least reward of a response that passes."""
 
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
+    def _refuse_misfits(self) -> None:
         if self.min > self.max:
             raise invalid(f"min ({self.min:g}) is above max ({self.max:g})")
-        return self
 
 
 class Band(PassRate):
@@ -160,38 +149,23 @@ class Select(Strict):
         """The kind of the rows."""
         return kind_of(vars(self))
 
-    @field_validator("curriculum")
-    @classmethod
-    def _shares_add_up(cls, curriculum: Any) -> Any:
-        if isinstance(curriculum, list) and sum(band.share for band in curriculum) > 1 + 1e-9:
-            raise invalid("the bands' shares are more than 1 together")
-        return curriculum
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _refuse_misfits(self) -> None:
         if self.best and self.pairs:
             raise invalid("says best and pairs; a blend holds one of them")
+        if isinstance(self.curriculum, list) and sum(band.share for band in self.curriculum) > 1 + 1e-9:
+            raise invalid("the bands' shares are more than 1 together", key="curriculum")
         if self.curriculum and self.kind != "prompts":
             raise invalid(f"curriculum orders prompts, and {self.kind} are made here; leave it out")
         if self.rank and self.kind == "prompts":
             raise invalid("rank orders the responses of best or pairs; say one of them")
         if not self.model_fields_set:
             raise invalid("says nothing: best, pairs, or pass_rate")
-        return self
 
 
-class Judging(Strict):
-    """What rewards the responses of a generated blend beside the verifiers here: Gym's servers, and where they are."""
-
-    gym: Gym | None = None
-    servers: dict[ServerName, GymServer] = Field({})
-
-
-def judging_of(recipe: "Recipe", blend: str) -> Judging:
-    """Return the judging of a generated blend: its own, else that of the held-out scores."""
+def judging_of(recipe: "Recipe", blend: str) -> "GeneratedSource | Evaluation":
+    """Return whose `gym` and `gym_servers` judge a generated blend: its own, else those of the held-out scores."""
     source = recipe.blends[blend].generated
-    own = source if source.gym or not recipe.evaluation else recipe.evaluation
-    return Judging(gym=own.gym, servers=own.gym_servers)
+    return source if source.gym or not recipe.evaluation else recipe.evaluation
 
 
 def checked_in(recipe: "Recipe", name: str) -> "Blend":
@@ -200,16 +174,15 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
     names = recipe.prompts_behind(name)
     prompts = recipe.blends[names[-1]]
     if prompts.generated:
-        if prompts.generated.prompts not in names:
-            raise misnamed(f"blends.{names[-1]}.source.prompts", "blend", prompts.generated.prompts, recipe.blends)
+        refuse_misnamed(f"blends.{names[-1]}.source.prompts", "blend", prompts.generated.prompts, recipe.blends)
         circle = " -> ".join([*names, prompts.generated.prompts])
         raise invalid(f"the blends take their prompts from each other: {circle}", f"{at}.source.prompts")
     trained = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
     for maker in blend.makers:
         is_judge = blend.select.rank is not None and maker == blend.select.rank.by
         where = f"{at}.select.rank.by" if is_judge else f"{at}.source.by"
-        if maker not in trained and not recipe.model_named(maker):
-            raise misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models])
+        if not recipe.model_named(maker):
+            refuse_misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models], trained)
         if maker in trained and recipe.settings_of(maker).answers_prompts == is_judge:
             does = "answers prompts and ranks nothing" if is_judge else "is a reward model, which answers no prompts"
             raise invalid(f"{maker} {does}", where)
@@ -219,9 +192,8 @@ def checked_in(recipe: "Recipe", name: str) -> "Blend":
     if blend.select.pairs and samples * len(blend.generated.models) < 2:
         raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
     if best and best.keep > samples:
-        raise invalid(
-            f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples", f"{at}.select.best.keep"
-        )
+        says = f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples"
+        raise invalid(says, f"{at}.select.best.keep")
     if not blend.select.rank and not prompts.names_environments:
         says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
         raise invalid(says, f"{at}.source.prompts")

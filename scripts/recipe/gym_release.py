@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Name, Strict, invalid, matching, misnamed
+from scripts.recipe.strict import Name, Strict, invalid, matching, refuse_misnamed
 
 Address = matching(r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")
 ServerName = matching(r"^\w[\w.-]*(/\w[\w.-]*)?$")
@@ -54,8 +54,7 @@ def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
         return
     for key, names in {"gym.settings": gym.settings, "gym.agents": gym.agents, "gym_servers": servers}.items():
         for name in names:
-            if name not in gym.servers:
-                raise misnamed(key, "server in gym.servers", name, gym.servers)
+            refuse_misnamed(key, "server in gym.servers", name, gym.servers)
     for name, server in servers.items():
         if server.base_url is not None and name in gym.settings:
             raise invalid(f"gym.settings.{name} is for a server that is started here, and this one answers elsewhere")

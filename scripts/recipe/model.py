@@ -56,9 +56,8 @@ class PretrainedModel(Strict):
         "megatron": "convert the checkpoint to Hugging Face's format (docs/nemo_rl.md), and name that folder"
     }
 
-    name: Annotated[Place, AfterValidator(_named)] = Field(
-        description="A folder (its path begins with / or ./) or a repository of the hub."
-    )
+    name: Annotated[Place, AfterValidator(_named)]
+    """A folder (its path begins with / or ./) or a repository of the hub."""
     revision: str | None = None
     """Commit of the repository."""
     chat_template: Place | None = None

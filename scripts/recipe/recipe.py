@@ -8,7 +8,7 @@ cluster.
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.installed import backend_module, backend_names
@@ -21,7 +21,7 @@ from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
-from scripts.recipe.strict import Name, Place, Strict, invalid, matching, misnamed, nearest
+from scripts.recipe.strict import Name, Place, Strict, invalid, matching, nearest, refuse_misnamed
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
@@ -96,12 +96,13 @@ class Recipe(Strict):
     sweeps: SkipJsonSchema[dict[Name, dict[Name, dict[str, Any]]]] = Field({})
     checkpoints: SkipJsonSchema[dict[Name, CheckpointOf]] = Field({})
     choices: SkipJsonSchema[dict[Name, Choice]] = Field({})
-    _left_out: tuple[str, ...] = PrivateAttr(())
+    left_out: SkipJsonSchema[tuple[Name, ...]] = ()
+    """The stages that `start` leaves out."""
 
     @model_validator(mode="before")
     @classmethod
     def _expand_sweeps(cls, data: Any) -> Any:
-        for key in MADE:
+        for key in (*MADE, "left_out"):
             if isinstance(data, dict) and key in data:
                 raise invalid("is made of sweeps and of what parents name; leave it out", key)
         return expand(data)
@@ -121,13 +122,9 @@ class Recipe(Strict):
         elif not any(stage.is_converted for stage in self.stages.values()):
             raise invalid("is missing", "evaluation")
         self._scores_are_taken()
-        taken_names = (
-            ("stages", self.stages, TAKEN_STAGES),
-            ("models", self.models, TAKEN_STAGES | self.stages.keys()),
-            ("blends", self.blends, TAKEN_BLENDS),
-        )
-        for at, names, taken in taken_names:
-            for name in taken & names.keys():
+        taken = {"stages": TAKEN_STAGES, "models": TAKEN_STAGES | self.stages.keys(), "blends": TAKEN_BLENDS}
+        for at, names in taken.items():
+            for name in names & getattr(self, at).keys():
                 raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
         return self._started()
 
@@ -139,39 +136,28 @@ class Recipe(Strict):
         """
         if self.start is None:
             return self
-        starts = {*self.sweeps[self.start]} if self.start in self.sweeps else {self.start}
-        if not starts <= self.stages.keys():
-            raise misnamed("start", "stage", self.start, self.stages)
+        starts = {*self.sweeps.get(self.start, [self.start])}
+        refuse_misnamed("start", "stage", self.start, self.stages, self.sweeps)
+        fresh = {start: self.stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
+        recipe = self.model_copy(update={"stages": self.stages | fresh})
         lineages = {name: self._lineage(name) for name in self.stages}
-        roles = {
-            role
-            for start in starts
-            for role in [*self.stages[start].roles.values(), *self.makers_of(self.stages[start].blend)]
-        }
-        roles = {role for role in roles if not self.model_named(role)}
-        before = set().union(*(lineages[start] for start in starts)) - starts - set().union(*map(self._lineage, roles))
-        stages = {
-            name: stage for name, stage in self.stages.items() if starts & lineages[name] or not before & lineages[name]
-        }
-        stages |= {start: stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
-        unused = {
-            blend
-            for name, stage in self.stages.items()
-            if name not in stages
-            for blend in self.prompts_behind(stage.blend)
-        }
-        unused -= {blend for stage in stages.values() for blend in self.prompts_behind(stage.blend)} | {
-            *self.evaluation_blends()
-        }
-        blends = {name: blend for name, blend in self.blends.items() if name not in unused}
+        before = set().union(*(lineages[start] for start in starts)) - set().union(*map(recipe._lineage, starts))
+        kept = {name for name, lineage in lineages.items() if starts & lineage or not before & lineage}
+        stages = {name: stage for name, stage in recipe.stages.items() if name in kept}
         checkpoints = {name: each for name, each in self.checkpoints.items() if each.stage in stages}
-        made = {
+        used = {blend for stage in stages.values() for blend in self.prompts_behind(stage.blend)}
+        used |= {*self.evaluation_blends()}
+        left_out = tuple(name for name in self.stage_order() if name not in stages)
+        unused = {blend for name in left_out for blend in self.prompts_behind(self.stages[name].blend)} - used
+        left = {
+            "stages": stages,
+            "blends": {name: blend for name, blend in self.blends.items() if name not in unused},
             "sweeps": {name: sweep for name, sweep in self.sweeps.items() if sweep.keys() <= stages.keys()},
             "checkpoints": checkpoints,
             "choices": {name: each for name, each in self.choices.items() if {*each.among} <= {*stages, *checkpoints}},
+            "left_out": left_out,
         }
-        recipe = self.model_copy(update={"stages": stages, "blends": blends, **made})
-        recipe._left_out = tuple(name for name in self.stage_order() if name not in stages)
+        recipe = self.model_copy(update=left)
         for start in starts:
             stages[start].check_in(recipe, start)
         return recipe
@@ -247,32 +233,30 @@ class Recipe(Strict):
         said = {name: getattr(self.model, name, None) for name in ("base_model", "attribution")}
         return {name: value for name, value in ({"license": self.license} | said).items() if value}
 
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """The names of the stages that `start` leaves out."""
-        return self._left_out
-
     def _names_refer(self) -> None:
         for name, stage in self.stages.items():
             trained = {*self.stages, *self.checkpoints, *self.choices}
-            if stage.parent is not None and stage.parent not in trained:
-                raise misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages)
+            refuse_misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages, trained)
             if stage.parent and stage.answers_prompts and not self.settings_of(stage.parent).answers_prompts:
                 says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
                 raise invalid(says, f"stages.{name}.parent")
             for role, start in stage.roles.items():
-                if start not in trained and not self.model_named(start):
-                    raise misnamed(f"stages.{name}.{role}", "stage or model", start, [*self.stages, *self.models])
+                if not self.model_named(start):
+                    known = [*self.stages, *self.models]
+                    refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, known, trained)
             if stage.continues is not None:
                 self._goes_on(name, stage)
             if stage.kind is None:
                 continue
-            if stage.blend not in self.blends:
-                raise misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
-            if (kind := self.blends[stage.blend].kind) != stage.kind:
-                says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {kind}"
+            refuse_misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
+            blend = self.blends[stage.blend]
+            if blend.kind != stage.kind:
+                says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {blend.kind}"
                 raise invalid(says, f"stages.{name}.blend")
-            self._rows_suffice(name, stage)
+            if self.is_synthetic(blend) and blend.rows and isinstance(blend.holdout, int):
+                left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
+                if 0 < left < taken:
+                    raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
         for checkpoint in self.checkpoints.values():
             last = self.stages[checkpoint.stage].planned_step(None)
             if last is not None and checkpoint.step > last:
@@ -282,14 +266,6 @@ class Recipe(Strict):
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
-
-    def _rows_suffice(self, name: str, stage: StageSettings) -> None:
-        """Refuse a stage whose step takes more rows than will be written to train on."""
-        blend = self.blends[stage.blend]
-        if self.is_synthetic(blend) and blend.rows and isinstance(blend.holdout, int):
-            left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
-            if 0 < left < taken:
-                raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
 
     def _goes_on(self, name: str, stage: StageSettings) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
@@ -336,19 +312,17 @@ class Recipe(Strict):
             if blend.names_environments or self.is_synthetic(blend):
                 at, known = f"blends.{name}.environments", [*Environment, *self.environments]
                 if not blend.environments:
-                    raise invalid(
-                        "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]", at
-                    )
+                    says = "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]"
+                    raise invalid(says, at)
                 for place, each in enumerate(blend.environments):
                     if each not in known:
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
             if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
-        for name in self.environments:
-            if not rewarded_here:
-                raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
-            if name in list(Environment):
-                raise invalid("an environment has this name already; choose another", f"environments.{name}")
+        if self.environments and not rewarded_here:
+            raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
+        for name in self.environments.keys() & {*Environment}:
+            raise invalid("an environment has this name already; choose another", f"environments.{name}")
 
     def _scores_are_taken(self) -> None:
         tasks = [task.task for task in self.evaluation.task_list] if self.evaluation else []
@@ -357,17 +331,14 @@ class Recipe(Strict):
                 at = f"stages.{name}.gate.{place}"
                 if criterion.metric in BENCHMARKS and not tasks:
                     raise invalid("the evaluation has no tasks or benchmarks", f"{at}.metric")
-                if criterion.metric in BENCHMARKS and criterion.benchmark not in (None, *tasks):
-                    raise misnamed(f"{at}.benchmark", "benchmark", criterion.benchmark, tasks)
+                if criterion.metric in BENCHMARKS:
+                    refuse_misnamed(f"{at}.benchmark", "benchmark", criterion.benchmark, tasks)
         for choice in self.choices.values():
-            at, known = f"stages.{choice.stage}", [HELD_OUT_MEAN, *tasks]
+            at = f"stages.{choice.stage}"
             if choice.by == "worst_environment_change":
-                says = (
-                    f"best: {choice.by} is gone: choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
-                )
-                raise invalid(f"{says}, which leaves out what it stops", at)
-            if choice.by not in known:
-                raise misnamed(at, "score", choice.by, known)
+                says = f"choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
+                raise invalid(f"best: {choice.by} is gone: {says}, which leaves out what it stops", at)
+            refuse_misnamed(at, "score", choice.by, [HELD_OUT_MEAN, *tasks])
             if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
                 raise invalid("gets no held-out scores, by which the best is to be chosen", at)
 
@@ -387,8 +358,6 @@ class Recipe(Strict):
 
     def is_scored(self, name: str) -> bool:
         """Whether a stage, checkpoint or choice gets held-out scores; a model gets none of its own."""
-        if self.model_named(name):
-            return False
-        while name not in self.stages:
-            name = self._before(name)[0]
-        return bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))
+        if name not in self.stages and not self.model_named(name):
+            return self.is_scored(self._before(name)[0])
+        return name in self.stages and bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))

@@ -1,6 +1,6 @@
 """Settings of chat templates and of sampling, in training and for held-out scores."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -27,6 +27,14 @@ class Sampling(Strict):
     max_new_tokens: PositiveInt
     max_tool_calling_iterations: PositiveInt | None = None
     """How often a policy may call tools in a response, where there are any; none: any number."""
+
+    @property
+    def decoding(self) -> dict[str, Any]:
+        """The settings of decoding, as records have them: no defaults but length, temperature and seed (none: 0)."""
+        asked = {*Sampling.model_fields, "chat_template_kwargs"}
+        always = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        more = self.model_dump(mode="json", include=asked, exclude_defaults=True)
+        return more | always | {"seed": getattr(self, "seed", 0)}
 
 
 class Tokenizer(Strict):

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Network, IPv6Network
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.recipe.stage_settings import Resources, StageSettings
 from scripts.recipe.strict import Memory, Name, Strict, invalid, matching
@@ -136,13 +136,11 @@ class Slurm(Submission):
     budget_gpu_hours: PositiveFloat | None = None
     """Refuse a plan that needs more."""
 
-    @model_validator(mode="after")
-    def _gres_has_the_gpus(self) -> "Slurm":
+    def _refuse_misfits(self) -> None:
         asked = [gres.split(":") for gres in (self.gres or "").split(",") if gres.split(":")[0] == "gpu"]
         gpus = sum(int(count) if count.isdecimal() else 1 for *_, count in asked)
         if asked and gpus != self.gpus_per_node:
             raise invalid(f"gres asks for {gpus} GPUs of a node, but gpus_per_node is {self.gpus_per_node}")
-        return self
 
     @property
     def node_gres(self) -> str:
@@ -176,11 +174,9 @@ class NemoRlSite(Strict):
     wandb_entity: str | None = None
     """Team or user of wandb_project; none: the account's own."""
 
-    @model_validator(mode="after")
-    def _entity_has_a_project(self) -> "NemoRlSite":
+    def _refuse_misfits(self) -> None:
         if self.wandb_entity is not None and self.wandb_project is None:
             raise invalid("wandb_entity is for a wandb_project; name one, or leave it out")
-        return self
 
 
 class Site(Strict):

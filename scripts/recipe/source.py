@@ -3,14 +3,13 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.strict import Place, Strict, Text, invalid, matching
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
-LINKED = (".jsonl",)
 
 
 class SyntheticSource(Strict):
@@ -67,19 +66,9 @@ class Files(Strict):
         "train-*-of-00006.parquet means six. None: as subset and split say, or the blend's name with .jsonl.",
     )
 
-    @model_validator(mode="after")
-    def _says_files_once(self) -> Self:
+    def _refuse_misfits(self) -> None:
         if self.file and self.source and (self.source.subset or self.source.split):
             raise invalid("file says which files, and so do subset and split of source; leave one out")
-        return self
-
-    def names_several(self) -> bool:
-        """Whether more than a single file of JSON lines is named."""
-        if self.source is not None and (self.source.subset or self.source.split):
-            return True
-        return self.file is not None and (
-            isinstance(self.file, list) or "*" in self.file or not self.file.endswith(LINKED)
-        )
 
 
 class Rows(Files):
@@ -113,14 +102,11 @@ class Rows(Files):
     drop_invalid: bool = False
     """Leave out and count rows that do not fit, rather than refuse the blend."""
 
-    @field_validator("remove")
-    @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
+    def _refuse_misfits(self) -> None:
         try:
-            re.compile(pattern or "")
+            re.compile(self.remove or "")
         except re.error as error:
-            raise invalid(f"is no regular expression ({error})") from None
-        return pattern
+            raise invalid(f"is no regular expression ({error})", key="remove") from None
 
 
 class Part(Rows):
@@ -131,11 +117,9 @@ class Part(Rows):
     rows: PositiveInt | None = None
     """Number of rows, drawn by the seed."""
 
-    @model_validator(mode="after")
-    def _one_amount(self) -> "Part":
+    def _refuse_misfits(self) -> None:
         if self.share is not None and self.rows is not None:
             raise invalid("has share and rows; one of them says how much")
-        return self
 
 
 class Reasoning(Strict):
@@ -148,8 +132,6 @@ class Reasoning(Strict):
     budgets: list[PositiveInt] = Field([64, 256, 1024], min_length=1)
     """Words to keep; each truncated row gets a number below its length."""
 
-    @model_validator(mode="after")
-    def _shares_add_up(self) -> "Reasoning":
+    def _refuse_misfits(self) -> None:
         if self.strip_share + self.truncate_share > 1:
             raise invalid("strip_share and truncate_share are more than 1 together")
-        return self

@@ -3,26 +3,18 @@
 A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSettings, each with the model of its config.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    WithJsonSchema,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
-from scripts.recipe.expand import KEYS, PARENT_SCHEMA, SWEEP_SCHEMA
+from scripts.recipe.environment import EnvironmentName
+from scripts.recipe.expand import PARENT_SCHEMA, SWEEP_SCHEMA
 from scripts.recipe.source import Share
-from scripts.recipe.strict import Memory, Name, Strict, invalid
+from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -48,13 +40,10 @@ class Checkpointing(Strict):
     keep_steps: list[PositiveInt] = Field([])
     """More steps to keep checkpoints of; multiples of save_period."""
 
-    @field_validator("keep_steps")
-    @classmethod
-    def _are_saved(cls, steps: list[int], so_far: ValidationInfo) -> list[int]:
-        period = so_far.data.get("save_period", 1)
-        if unsaved := [step for step in steps if step % period]:
-            raise invalid(f"step {unsaved[0]} is no multiple of save_period {period}, so it would not be saved")
-        return steps
+    def _refuse_misfits(self) -> None:
+        if unsaved := [step for step in self.keep_steps if step % self.save_period]:
+            says = f"step {unsaved[0]} is no multiple of save_period {self.save_period}, so it would not be saved"
+            raise invalid(says, key="keep_steps")
 
 
 class Resources(Strict):
@@ -78,8 +67,79 @@ class Quantize(Strict):
     """Weights that share a scale, of int4."""
 
 
+class Probe(Strict):
+    """How a stage's reward is tried on answers made from its rows before training. Changes no weight."""
+
+    gone: ClassVar = {
+        "seconds_per_check": "leave the key out: a verifier may take 30 seconds for a response",
+        "ask_judges": "name the judge's server of NeMo-Gym in gym",
+        **dict.fromkeys(
+            ("rollouts", "prompts", "generations", "zero_variance_share", "truncation_rate"),
+            "look at zero_variance_share and truncation_rate of the first steps, which gates can bound (docs/gates.md)",
+        ),
+    }
+
+    rows: PositiveInt = 8
+    """Rows of each environment to make answers from."""
+    tolerated_share: float = Field(0.25, ge=0, lt=1)
+    """Share of rows in which an empty answer, the prompt or another row's answer may pay as well."""
+    action: Literal["stop", "warn"] = "stop"
+    """What a reward that cannot be trained on leads to."""
+
+
+class Teaching(Strict):
+    """Which teacher teaches a row, by the row's environment (multi-teacher on-policy distillation, MOPD).
+
+    Every environment of the blend has a role of `teachers`, and every role teaches.
+    """
+
+    of: dict[EnvironmentName, Name] = Field({})
+    """The role of `teachers` by environment."""
+    default: Name | None = None
+    """The role for all other environments; none: only a sole teacher teaches what `of` does not name."""
+
+    def role_of(self, environment: str, roles: Iterable[str]) -> str | None:
+        """Return the role among `roles` that teaches an environment's rows; None: no role does."""
+        return self.of.get(environment) or self.default_among(roles)
+
+    def default_among(self, roles: Iterable[str]) -> str | None:
+        """Return the role of environments that `of` does not name: as stated, or a sole teacher's; None without one."""
+        sole = [*roles]
+        return self.default or (sole[0] if not self.of and len(sole) == 1 else None)
+
+    def check_in(self, recipe: "Recipe", name: str) -> None:
+        """Raise PydanticCustomError for an environment without a teacher, or a teacher without an environment."""
+        stage, at = recipe.stages[name], f"stages.{name}.distillation"
+        blend, roles = recipe.blends[stage.blend], stage.teachers
+        if not roles:
+            raise invalid("is empty; name a stage by role, as {teacher: rlhf}", f"stages.{name}.teachers")
+        for key, role in {**{f"of.{each}": role for each, role in self.of.items()}, "default": self.default}.items():
+            refuse_misnamed(f"{at}.{key}", "teacher", role, roles)
+        for environment in self.of:
+            refuse_misnamed(f"{at}.of.{environment}", "environment", environment, blend.environments)
+        taught = {environment: self.role_of(environment, roles) for environment in blend.environments}
+        if untaught := [environment for environment, role in taught.items() if role is None]:
+            raise invalid(
+                f"no teacher covers {', '.join(untaught)} of blend {stage.blend}; name one of {', '.join(roles)} for "
+                "each, or a default",
+                f"{at}.of",
+            )
+        if idle := [role for role in roles if role not in taught.values()]:
+            says = f"teaches no environment of blend {stage.blend}; name it in distillation.of, or leave it out"
+            raise invalid(says, f"stages.{name}.teachers.{idle[0]}")
+
+
 class Training(Strict):
     """The common part of a stage's settings and of its resolved config."""
+
+    rows_per_step: ClassVar[int]
+    """Rows of the training split in a step."""
+    max_length: ClassVar[int]
+    """Most tokens of a row's prompt and response together."""
+    is_asynchronous: ClassVar[bool] = False
+    """Whether rollouts are generated while the policy trains, in one pass over the data."""
+    chat_template: ClassVar[str | None] = None
+    """The named chat template; None: the template of the stage's start."""
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
@@ -95,29 +155,9 @@ class Training(Strict):
         return getattr(self, self.algorithm)
 
     @property
-    def rows_per_step(self) -> int:
-        """Rows of the training split in a step."""
-        raise NotImplementedError
-
-    @property
     def samples_per_step(self) -> int:
         """Rows, or completions sampled for them, in a step."""
         return self.rows_per_step
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether rollouts are generated while the policy trains, in one pass over the data."""
-        return False
-
-    @property
-    def chat_template(self) -> str | None:
-        """The named chat template; None: the template of the stage's start."""
-        return None
-
-    @property
-    def max_length(self) -> int:
-        """Most tokens of a row's prompt and response together."""
-        raise NotImplementedError
 
     @property
     def longest_row(self) -> int:
@@ -153,21 +193,9 @@ class TrainingConfig(Training):
 
 
 class StageSettings(Training):
-    """A stage of a recipe. `config_model` is its config's model; fields in `WITHOUT_EFFECT` change no weight."""
+    """A stage of a recipe. `config_model` is its config's model; fields that the config lacks change no weight."""
 
     config_model: ClassVar[type[TrainingConfig]]
-    WITHOUT_EFFECT: ClassVar[frozenset[str]] = KEYS | {
-        "parent",
-        "continues",
-        "blend",
-        "checkpointing",
-        "resources",
-        "gate",
-        "default_gate",
-        "max_truncated_share",
-        "template_change",
-        "quantize",
-    }
     gone: ClassVar = {
         "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
     }
@@ -178,6 +206,10 @@ class StageSettings(Training):
     """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
     site_sets_nodes: ClassVar[bool] = True
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
+    nodes_beside: ClassVar[int] = 0
+    """The nodes of a second component of its Slurm job, besides those of `resources`."""
+    doubts: ClassVar[list[str]] = []
+    """What is likely a mistake in the settings, whatever the model."""
     ROLES: ClassVar[tuple[str, ...]] = ()
     """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 
@@ -215,19 +247,9 @@ class StageSettings(Training):
         return data | {"parent": data["continues"]}
 
     @property
-    def nodes_beside(self) -> int:
-        """Return the nodes of a second component of its Slurm job, besides those of `resources`."""
-        return 0
-
-    @property
     def answers_prompts(self) -> bool:
         """Whether the trained model answers prompts; a reward model scores answers."""
         return self.algorithm != "reward"
-
-    @property
-    def doubts(self) -> list[str]:
-        """Return what is likely a mistake in the settings, whatever the model."""
-        return []
 
     @property
     def kept_by_continuing(self) -> dict[str, Any]:
@@ -267,7 +289,7 @@ class StageSettings(Training):
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights."""
-        return self.model_dump(mode="json", exclude={*self.WITHOUT_EFFECT, *self.ROLES})
+        return self.model_dump(mode="json", include={*self.config_model.model_fields})
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """Return the config's `model` of a stage that starts from no export."""

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 import yaml
 from pydantic import (
@@ -79,14 +79,15 @@ def nearest(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; valid: {', '.join(words)}"
 
 
-def invalid(message: str, at: str | None = None) -> PydanticCustomError:
-    """Return the error of a misfit; `at` is the key in the file, if not the validated key."""
-    return PydanticCustomError("invalid", "{message}", {"message": message} | ({"at": at} if at else {}))
+def invalid(message: str, at: str | None = None, **key: str) -> PydanticCustomError:
+    """Return the error of a misfit; `at` is the key in the file, `key` the one in its section, if not the validated."""
+    return PydanticCustomError("invalid", "{message}", {"message": message} | ({"at": at} if at else {}) | key)
 
 
-def misnamed(at: str, what: str, name: str, valid: Iterable[str]) -> PydanticCustomError:
-    """Return the error of a key `at` with an unknown name."""
-    return invalid(f"no {what} is named {name}{nearest(name, valid)}", at)
+def refuse_misnamed(at: str, what: str, name: str | None, valid: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Refuse a key `at` with a name neither among the `valid`, of which the hint is, nor in `also`; None is none."""
+    if name is not None and name not in {*valid, *also}:
+        raise invalid(f"no {what} is named {name}{nearest(name, valid)}", at)
 
 
 NUMBERS = (int, float, int | None, float | None)
@@ -97,7 +98,8 @@ class Strict(BaseModel):
 
     `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries. A
     resolved config has a later version's keys (`ADDED`) unless they are at their defaults, and no keys of `PLACING`,
-    which change no weight but for rounding and random numbers.
+    which change no weight but for rounding and random numbers. `_refuse_misfits` of every class, parents first, refuses
+    values that do not fit together.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
@@ -105,18 +107,13 @@ class Strict(BaseModel):
     ADDED: ClassVar[tuple[str, ...]] = ()
     PLACING: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Add the entries of the parent classes."""
-        cls.gone = {key: text for base in reversed(cls.__mro__) for key, text in vars(base).get("gone", {}).items()}
-
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for key in data:
                 if key not in cls.model_fields:
-                    gone = cls.gone.get(str(key))
+                    gone = next((base.gone[key] for base in cls.__mro__ if key in vars(base).get("gone", ())), None)
                     within = None if str(key).lower() in ELSEWHERE else next(_paths(cls, str(key)), None)
                     meant = f"; did you mean {within}?" if within else nearest(str(key), cls.model_fields)
                     message = f"is gone: {gone}" if gone else f"unknown key{meant}"
@@ -124,6 +121,13 @@ class Strict(BaseModel):
                 if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
                     raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for base in reversed(type(self).__mro__):
+            if refuse := vars(base).get("_refuse_misfits"):
+                refuse(self)
+        return self
 
 
 def _paths(model: type[BaseModel], key: str) -> Iterator[str]:

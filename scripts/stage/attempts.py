@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
@@ -9,7 +10,11 @@ from typing import Any, Literal, Required, TypedDict
 from scripts.files import append_json
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
+from scripts.stage.paths import STORE
 from scripts.stage.progress import recent_steps, step_seconds
+
+DAY = 86_400.0
+FAILURES = 2
 
 
 class Attempt(TypedDict, total=False):
@@ -94,6 +99,31 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
+
+
+def left_out(root: Path) -> dict[str, str]:
+    """Return nodes to leave out, with reasons; `root` holds the results of all runs.
+
+    A node is left out for a day after it was found sick or slow, and after two attempts that were lost or stood still,
+    without a good attempt since. The nodes named by an attempt's message have failed, else all of them; of those, none
+    is left out that nothing tells from the rest.
+    """
+    since, found, failed, suspects = time.time() - DAY, {}, Counter(), []
+    files = [path for path in (root / STORE).glob("*/attempts.jsonl") if path.stat().st_mtime >= since]
+    attempts = [attempt for path in files for attempt in read_attempts(path.parent) if attempt["time"] >= since]
+    for attempt in sorted(attempts, key=lambda attempt: attempt["time"]):
+        hosts, at = {*(attempt["hosts"] or ())}, time.strftime("%m-%d %H:%M", time.localtime(attempt["time"]))
+        for kind in ("slow", "sick"):
+            nodes = (attempt["sniff"] or {}).get(kind, {})
+            found |= {node: f"{kind} on {at}: {why}" for node, why in nodes.items()}
+        if attempt["outcome"] in ("lost", "stalled"):
+            failed.update(blamed := {*attempt["blamed"]} or hosts)
+            suspects.append(blamed if len(blamed) > 1 else set())
+        elif attempt["outcome"] in ("finished", "unfinished", "exhausted"):
+            failed = Counter({node: times for node, times in failed.items() if node not in hosts})
+    often = {node for node, times in failed.items() if times >= FAILURES}
+    often -= set().union(*(nodes for nodes in suspects if nodes <= often))
+    return {node: f"failed {failed[node]} attempts" for node in sorted(often)} | found
 
 
 def _append(run: Path, event: str, step: int, **told: Any) -> None:

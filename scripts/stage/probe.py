@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from scripts.errors import UserError, warn
-from scripts.recipe.reward_probe import Probe
+from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import TooLate, time_limit
 from scripts.rewards.registry import SPECS, check_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec

@@ -71,6 +71,11 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
     `data_ended` appears where the data ended early: planned step, rows of the missing steps, number of resumes.
     """
+    ended = {}
+    if stage.config.is_asynchronous and step != stage.planned:
+        skipped = (stage.planned - step) * stage.config.rows_per_step
+        resumes = sum(attempt["from"] > 0 for attempt, _ in attempts_in(stage.paths.run, step))
+        ended["data_ended"] = {"planned": stage.planned, "rows_skipped": skipped, "resumes": resumes}
     record = {
         "stage": stage.name,
         "step": step,
@@ -79,7 +84,7 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "seed": stage.config.seed,
         "release": stage.config.release,
         **({"data": _data_of(stage.manifest)} if stage.blend else {}),
-        **_data_ended(stage, step),
+        **ended,
         "trained_by": trained_by(stage.paths.run, step),
         "parents": [parent_of(stage.parent.paths.export_record)] if stage.parent else [],
     }
@@ -93,14 +98,6 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
         record["chat_template"] = {"name": stage.settings.chat_template, "sha256": content}
     return record
-
-
-def _data_ended(stage: Stage, step: int) -> dict[str, Any]:
-    if step == stage.planned or not stage.config.is_asynchronous:
-        return {}
-    resumes = sum(attempt["from"] > 0 for attempt, _ in attempts_in(stage.paths.run, step))
-    skipped = (stage.planned - step) * stage.config.rows_per_step
-    return {"data_ended": {"planned": stage.planned, "rows_skipped": skipped, "resumes": resumes}}
 
 
 def step_text(record: dict[str, Any]) -> str:

@@ -189,7 +189,7 @@ def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSetti
     blend, folder = recipe.blends[name], data / name / "generated"
     asked = {
         "sample": (blend.generated.asked, sorted(folder.glob("samples/*.parquet"))),
-        "judge": (judging_of(recipe, name).model_dump(mode="json", exclude={"servers"}), [folder / "judged.parquet"]),
+        "judge": (judging_of(recipe, name).model_dump(mode="json", include={"gym"}), [folder / "judged.parquet"]),
         "select": (blend.select.model_dump(mode="json"), [folder / f"{name}.jsonl"]),
     }
     return {

@@ -6,8 +6,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 from scripts.files import link_to, remove_leftovers, write_json, write_text
+from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import config_text, read_config, resolve_stage, rows_of_manifest
@@ -17,6 +19,9 @@ from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.rundir import finish_removals
 from scripts.stage.store import folder_of, identity_in, identity_of, made_store, stage_facts, take_in
+
+Results = Annotated[Path, "the run's folder of results: results"]
+Name = Annotated[str, "the stage's name in the recipe"]
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,13 @@ class Stage:
                 finish_removals(folder)
             link_to(self.paths.directory / "run", folder)
             yield folder
+
+
+def stage_of(recipe: Path, results: Path, stage: str) -> Stage:
+    """Return the stage of a command line, with the config of its config.yaml."""
+    loaded = load_recipe(recipe)
+    check_stage_name(loaded, stage, f"{recipe}: ")
+    return Stage(loaded, results, stage, is_written=True)
 
 
 def _exported(origin: StagePaths) -> Path:

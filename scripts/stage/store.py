@@ -26,7 +26,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 from scripts.errors import UserError, user_name
@@ -134,12 +134,11 @@ def made_store(root: Path) -> Path:
 def linked(root: Path) -> Iterator[Path]:
     """Yield the targets of all runs' links into the store, as ``<identity>/...``."""
     store = Path(os.path.realpath(root / STORE))
-    for place in PLACES:
-        for name in LINKS:
-            for found in glob.iglob(f"{place}/{name}", root_dir=root):  # noqa: PTH207  (passes over the unreadable)
-                target = Path(os.path.realpath(root / found))
-                if target != store and target.is_relative_to(store):
-                    yield target.relative_to(store)
+    for place, name in product(PLACES, LINKS):
+        for found in glob.iglob(f"{place}/{name}", root_dir=root):  # noqa: PTH207  (passes over the unreadable)
+            target = Path(os.path.realpath(root / found))
+            if target != store and target.is_relative_to(store):
+                yield target.relative_to(store)
 
 
 def unlinked(root: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import yaml
 from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.program import run_command_line
-from scripts.records import AGAIN, CheckpointRecord, begun_at, read_bytes, read_record
+from scripts.records import AGAIN, CheckpointRecord, read_bytes, read_record
 from scripts.stage.progress import read_log
 
 COLUMNS = yaml.load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
@@ -66,7 +66,8 @@ def main(
 ) -> None:
     """Write metrics.parquet."""
     checkpoint = read_record(record, CheckpointRecord)
-    write_metrics(log, output, checkpoint["step"], begun_at(checkpoint))
+    begun = checkpoint["parents"][0]["step"] if "continues" in checkpoint["facts"] else 0
+    write_metrics(log, output, checkpoint["step"], begun)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from scripts.stage.publish import (
     take_export,
     weights_among,
 )
-from scripts.stage.stage import Stage
-from scripts.train.arguments import Results, stage_of
+from scripts.stage.stage import Results, Stage, stage_of
 
 
 def export_pretrained(model: PretrainedModel, hf: Path) -> None:
@@ -52,9 +51,8 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
         except UserError as error:
             if snapshot is None or snapshot.is_whole:
                 raise
-            raise UserError(
-                f"{error}; the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
-            ) from None
+            remedy = "the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
+            raise UserError(f"{error}; {remedy}") from None
         files = describe_files(fresh)
         settle_export(fresh, exports, files)
     if model.folder:

@@ -4,6 +4,7 @@ Rows have been held against their contract before (scripts.data.check).
 """
 
 import math
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -15,22 +16,24 @@ from scripts.backends.protocol import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop
-from scripts.files import check_readable, write_json
-from scripts.model.hugging_face import check_model
-from scripts.model.lengths import Lengths, token_lengths, tokenizer_at_hand
+from scripts.files import amount, check_readable, read_json, write_json
+from scripts.model.hugging_face import check_model, tensors_of
+from scripts.model.lengths import token_lengths, tokenizer_at_hand
+from scripts.model.shape import fresh_parameters
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
+from scripts.recipe.model import RandomModel
 from scripts.recipe.site import Site
-from scripts.records import Manifest, read_record
+from scripts.recipe.stage_settings import Checkpointing
+from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.jsonl import read_rows
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
-from scripts.stage.stage import Stage
-from scripts.train.arguments import Name, Results, stage_of
-from scripts.train.disk import shortage
+from scripts.stage.rundir import checkpoints
+from scripts.stage.stage import Name, Results, Stage, stage_of
 
 SHOWN = 10
 SHOWN_ROWS = 3
@@ -162,7 +165,8 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
     """Describe the row lengths of each split, in tokens; None where no tokenizer is at hand.
 
-    Warn of rows that are too long or hold special tokens; add a problem for too large a share of long rows.
+    Print the number and the first rows that are too long or hold special tokens; add a problem for too large a share of
+    long rows.
     """
     name, limit, exported = stage.name, stage.config.longest_row, stage.parent_export
     is_there = exported is not None and (exported / "tokenizer.json").is_file()
@@ -175,7 +179,15 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         found = token_lengths(path, kind, tokenizer, limit, default_workers(), template)
         described[split] = found.describe()
-        _warn(name, path, limit, found)
+        lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
+        faults = {
+            f"have more than {limit} tokens{lost} (trap 32)": [f"line {line}: {long}" for line, long in found.too_long],
+            "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
+        }
+        for fault, rows in faults.items():
+            if rows:
+                first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
+                warn(f"{name}: {path}: {len(rows)} of {found.rows} rows {fault}: {first}")
         if split == "train" and found.share > stage.settings.max_truncated_share:
             lost = f"; {found.answers_cut} of them would keep nothing of their answer" if found.answers_cut else ""
             problems.append(
@@ -187,19 +199,52 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
     return described
 
 
-def _warn(name: str, path: Path, limit: int, found: Lengths) -> None:
-    """Print the number and the first rows that are too long or hold special tokens."""
-    long = [f"line {line}: {tokens}" for line, tokens in found.too_long]
-    lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
-    kinds = {
-        f"have more than {limit} tokens{lost} (trap 32)": long,
-        "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
-    }
-    for fault, rows in kinds.items():
-        if rows:
-            first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
-            count = f"{len(rows)} of {found.rows} rows"
-            warn(f"{name}: {path}: {count} {fault}: {first}")
+def checkpoint_bytes(stage: Stage) -> int:
+    """Return the bytes of one checkpoint: as the parent's, or the parameters and AdamW's two moments in float32.
+
+    A pretrained model of NeMo-RL takes 14 bytes a parameter: 2 for weights in bfloat16, 12 for the optimizer. 0: not
+    known, as for adapters.
+    """
+    if getattr(getattr(stage.config, "policy", None), "lora", None) is not None:
+        return 0
+    if stage.parent is not None:
+        files = read_record(stage.parent.paths.record, CheckpointRecord)["files"]
+        return sum(described["bytes"] for described in files.values())
+    if stage.parent_export is not None:
+        return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
+    model = stage.recipe.model
+    if isinstance(model, RandomModel):
+        return 3 * 4 * fresh_parameters(model)
+    index = Path(model.name, "model.safetensors.index.json")
+    return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
+
+
+def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:
+    """Return the most checkpoints on the disk at one moment: the kept, and one being saved."""
+    taken = math.ceil(planned / checkpointing.save_period)
+    if checkpointing.keep_last_k is None:
+        return taken
+    return min(taken, checkpointing.keep_last_k + checkpointing.keep_top_k + len(checkpointing.keep_steps) + 1)
+
+
+def shortage(stage: Stage) -> str | None:
+    """Say with sizes why a stage's checkpoints do not fit on the store's disk; None where they fit.
+
+    Checkpoints of the same config and data are there already and need no room.
+    """
+    run = stage.paths.run
+    each, most = checkpoint_bytes(stage), checkpoints_at_once(stage.settings.checkpointing, stage.planned)
+    held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
+    now = stage.config.content, splits["train"]["sha256"] if splits else None
+    is_ours = held is not None and (held["config"], held["train_split"]) == now  # its parent may not be exported yet
+    needed = each * max(0, most - (len(checkpoints(run)) if is_ours else 0))
+    free = shutil.disk_usage(next(folder for folder in run.parents if folder.exists())).free
+    if needed <= free:
+        return None
+    return (
+        f"{run}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
+        "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
+    )
 
 
 def main(

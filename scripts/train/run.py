@@ -18,16 +18,14 @@ from scripts.program import run_command_line
 from scripts.recipe.load import load_site
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.slurm.nodes import Health, look_at, without_spares
-from scripts.stage.attempts import begin_attempt, end_attempt, without_progress
+from scripts.stage.attempts import begin_attempt, end_attempt, left_out, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
-from scripts.stage.left_out import left_out
 from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rundir import Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
-from scripts.stage.stage import Stage
+from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.stage.store import check_owners
-from scripts.train.arguments import Name, Results, stage_of
 
 UNFINISHED = os.EX_TEMPFAIL
 IDLE_NODES_SECONDS = 360.0

@@ -10,7 +10,7 @@ from scripts.files import read_json, write_json
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
-from scripts.recipe.teachers import Teaching
+from scripts.recipe.stage_settings import Teaching
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.stage import Stage
 from tests.cases import cases

@@ -96,7 +96,7 @@ def test_nodes_of_pools_are_counted_beside_those_of_the_ray_cluster(made, tmp_pa
     stage = Stage(made(), tmp_path, "rl")
     assert (stage.settings.resources.nodes, stage.settings.nodes_beside) == (2, 4 * 2 + 3)
     planned = estimate(site(), stage, 10)
-    assert (planned.nodes, planned.gpus_per_node) == (13, 4)
+    assert (planned.nodes, planned.gpus) == (13, 13 * 4)
 
 
 def test_the_driver_is_told_an_address_or_a_placeholder_and_the_name_of_the_model(made):

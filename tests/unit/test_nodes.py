@@ -20,8 +20,7 @@ from scripts.slurm import sniff
 from scripts.slurm.client import Job
 from scripts.slurm.nodes import Health, judge, look_at, without_spares
 from scripts.slurm.resources import ARGUMENTS, training_resources
-from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, without_progress
-from scripts.stage.left_out import left_out
+from scripts.stage.attempts import begin_attempt, end_attempt, left_out, read_attempts, without_progress
 from tests.conftest import ROOT
 
 NO_GPUS = {"gpus": 0, "ecc": 0, "throttled": 0, "xids": []}

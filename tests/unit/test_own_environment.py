@@ -13,7 +13,7 @@ from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
-from scripts.recipe.reward_probe import Probe
+from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import episode_response, tools_of, whole_text
 from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores, spec_of
 from scripts.stage.probe import SampledRow, try_rewards

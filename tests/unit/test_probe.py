@@ -14,7 +14,7 @@ from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
-from scripts.recipe.reward_probe import Probe
+from scripts.recipe.stage_settings import Probe
 from scripts.rewards.registry import SPECS
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.jsonl import key_of

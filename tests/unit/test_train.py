@@ -31,8 +31,7 @@ from scripts.stage.rundir import checkpoints, newest_checkpoint, seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of, prune_checkpoints, stage_facts
 from scripts.stage.tables import METRICS, write_metrics
-from scripts.train.disk import checkpoint_bytes, checkpoints_at_once
-from scripts.train.preflight import check_stage
+from scripts.train.preflight import check_stage, checkpoint_bytes, checkpoints_at_once
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
 from tests.stages import as_of, checkpoint_record, ready_stage

@@ -11,9 +11,8 @@ from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeN
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.model import PretrainedModel
-from scripts.recipe.stage_settings import StageSettings
-from scripts.recipe.strict import Name, Strict, invalid, misnamed, nearest
-from scripts.recipe.teachers import Teaching
+from scripts.recipe.stage_settings import StageSettings, Teaching
+from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -39,7 +38,6 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     }
 
     config_model = NemoRlConfig
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"cluster", "image", "launcher", "logger"}
     ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher", "judges")
     """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
@@ -81,8 +79,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Raise PydanticCustomError where the recipe's release, model or blend does not fit the stage."""
         if recipe.release is None:
             raise invalid("names no NeMo-RL release", "release")
-        if recipe.release not in load_releases():
-            raise misnamed("release", "release", recipe.release, load_releases())
+        refuse_misnamed("release", "release", recipe.release, load_releases())
         if self.parent is None and not isinstance(recipe.model, PretrainedModel):
             raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
         blend = recipe.blends[self.blend]

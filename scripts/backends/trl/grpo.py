@@ -7,8 +7,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.reward_probe import Probe
-from scripts.recipe.stage_settings import StageSettings
+from scripts.recipe.stage_settings import Probe
 from scripts.recipe.strict import Name, Strict, invalid
 
 if TYPE_CHECKING:
@@ -155,7 +154,6 @@ class GrpoTraining(RolloutTraining):
 class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
-    WITHOUT_EFFECT = StageSettings.WITHOUT_EFFECT | {"gym_servers", "probe"}
     ADDED = ("gym", "data")
     ROLES = (REWARD_MODEL,)
 

@@ -99,10 +99,6 @@ class MergeSettings(StageSettings, MergeTraining):
         """The base, else the part with the largest share."""
         return self.parent if self.merging.has_base else max(self.merge, key=self.merge.__getitem__)
 
-    def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights: other than of other roles, also the shares."""
-        return super().values_with_effect() | {"merge": self.merge}
-
     def release_in(self, recipe: "Recipe") -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", ("mergekit", "torch"))

@@ -7,8 +7,8 @@ from pydantic import Field, PositiveInt, model_validator
 from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
+from scripts.recipe.stage_settings import Teaching
 from scripts.recipe.strict import Name, Strict, invalid
-from scripts.recipe.teachers import Teaching
 from scripts.recipe.yaml_file import pinned_versions
 
 if TYPE_CHECKING:
