@@ -12,9 +12,8 @@ import pandas as pd
 
 from scripts.errors import UserError
 from scripts.report.chain import starts_of
-from scripts.report.chart import COLOURS
-from scripts.report.curves import Figure, figures_of, short_name
-from scripts.report.page import write_page
+from scripts.report.chart import COLOURS, Figure, figures_of
+from scripts.report.page import short_name, write_page
 from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side
 from scripts.report.trained_stage import TrainedStage, changes_between, differing_settings
 from scripts.stage.bootstrap import Change

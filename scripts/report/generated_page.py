@@ -10,8 +10,7 @@ from scripts.files import read_json
 from scripts.program import run_command_line
 from scripts.records import Manifest, read_record
 from scripts.report.chart import Line, line_chart
-from scripts.report.curves import short_name
-from scripts.report.page import write_page
+from scripts.report.page import short_name, write_page
 
 BINS = 20
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.records import Choice, read_if_there
-from scripts.report.chart import COLOURS
+from scripts.report.chart import COLOURS, figures_of
 from scripts.report.cost import total
-from scripts.report.curves import figures_of
 from scripts.report.page import write_page
 from scripts.report.scores import Score, scores_of
 from scripts.report.selection import selection_sentences
