@@ -17,10 +17,10 @@ from scripts.recipe.load import parse_config
 from scripts.report.chart import MOST_POINTS, Line, figures_of, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
 from scripts.report.cost import cost_of
-from scripts.report.environments import colour, write_environments_page
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.page import short_name
+from scripts.report.pages import colour, write_environments_page
 from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
 from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import main as write_stage_page
