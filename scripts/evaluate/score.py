@@ -1,5 +1,6 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
+import time
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,7 @@ from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, warn
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
-from scripts.evaluate.sampled import Sampled
-from scripts.files import canonical_json, sha256_file, sha256_text
+from scripts.files import append_json, canonical_json, duration, sha256_file, sha256_text, write_json
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import count_gpus, load_model
@@ -23,7 +23,7 @@ from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
-from scripts.records import ExportRecord, read_record
+from scripts.records import ExportRecord, read_lines, read_record
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import (
     check_row,
@@ -40,8 +40,51 @@ from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import STORE
-from scripts.stage.scoring import SAMPLED
+from scripts.stage.scoring import SAMPLED, Batch
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
+
+EVERY = 20.0
+Answered = dict[int, tuple[Any, ...]]
+"""Reward, response, tokens and cut by the rows' places."""
+
+
+class Sampled:
+    """The `responses` of a scoring under way, kept in a file from which a killed scoring goes on.
+
+    `keys` name the policies with rows and settings, `key` the policy at work.
+    """
+
+    def __init__(self, scores: Path, keys: list[str], responses: int) -> None:
+        self.path, self.key, self.responses = scores.with_suffix(SAMPLED), keys[0], responses
+        self.batches = [batch for batch in read_lines(self.path, Batch) if batch["of"] in keys]
+        self.done = self.kept = sum(len(batch["answers"]) for batch in self.batches)
+        self.began = self.since = time.monotonic()
+        self.told = 0.0
+        print(f"held-out scores: {responses} responses, {self.kept} of them from an interrupted call", flush=True)
+
+    @property
+    def known(self) -> Answered:
+        """The policy's answers so far."""
+        kept = [item for batch in self.batches if batch["of"] == self.key for item in batch["answers"].items()]
+        return {int(at): (reward if why is None else Unjudged(why), *rest) for at, (reward, why, *rest) in kept}
+
+    def add(self, answers: Answered) -> None:
+        """Keep a batch of answers, and tell the progress with the time left by the pace so far."""
+        now = time.monotonic()
+        kept = {at: (reward, getattr(reward, "why", None), *rest) for at, (reward, *rest) in answers.items()}
+        self.batches.append({"of": self.key, "answers": kept, "seconds": now - self.since})
+        append_json(self.path, self.batches[-1])
+        self.done, self.since = self.done + len(answers), now
+        if now - self.told >= EVERY or self.done == self.responses:
+            left = (now - self.began) / (self.done - self.kept) * (self.responses - self.done)
+            print(f"held-out scores: {self.done} of {self.responses} responses, {duration(left)} left", flush=True)
+            self.told = now
+
+    def finish(self) -> None:
+        """Note the pace and remove the responses, which are in the scores now."""
+        pace = {"responses": self.done, "seconds": sum(batch["seconds"] for batch in self.batches)}
+        write_json(self.path.parent / "logs/scoring.json", pace)
+        self.path.unlink(missing_ok=True)
 
 
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:

@@ -16,7 +16,7 @@ from scripts.recipe.resolve import config_text, training_config
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Benchmarks, Evaluation, Gate, Manifest, Record, read_if_there
 from scripts.report.chain import Link, chain_text, read_chain
-from scripts.report.selection import selection_sentences
+from scripts.report.scores import selection_sentences
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
 from scripts.stage.publish import code_among

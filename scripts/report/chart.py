@@ -31,18 +31,6 @@ Number = float | int | None
 Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
 
 
-class Chart(NamedTuple):
-    """A chart of columns of metrics.parquet, an entry of charts.yaml."""
-
-    title: str
-    unit: str
-    columns: dict[str, str]
-    caption: str
-    spread: str | None = None
-    by_name: bool = False
-    log: bool = False
-
-
 class Figure(NamedTuple):
     """A drawn chart with its title and caption."""
 
@@ -67,10 +55,7 @@ class Line(NamedTuple):
         return table.assign(low=table["y"] - band, high=table["y"] + band)
 
 
-CHARTS = [
-    Chart(**chart)
-    for chart in yaml.load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-]
+CHARTS = yaml.load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
 def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
@@ -79,23 +64,24 @@ def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
         lines = list(_lines(chart, runs))
         parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
         for number, part in enumerate(parts, start=1):
-            title = chart.title + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
-            if svg := line_chart(title, chart.unit, part, log=chart.log):
-                yield Figure(title, svg, chart.caption)
+            title = chart["title"] + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
+            if svg := line_chart(title, chart["unit"], part, log=chart.get("log", False)):
+                yield Figure(title, svg, chart["caption"])
 
 
-def _lines(chart: Chart, runs: Mapping[str, Metrics]) -> Iterator[Line]:
-    """Yield a chart's lines; of several runs the first line each."""
+def _lines(chart: dict[str, Any], runs: Mapping[str, Metrics]) -> Iterator[Line]:
+    """Yield the lines of an entry of charts.yaml; of several runs the first line each, but none by name."""
+    is_alone = len(runs) == 1
     for run, metrics in runs.items():
-        for column, label in list(chart.columns.items())[: None if len(runs) == 1 else 1]:
-            if column not in metrics or (chart.by_name and len(runs) > 1):
+        for column, label in list(chart["columns"].items())[: None if is_alone else 1]:
+            if column not in metrics or ("by_name" in chart and not is_alone):
                 continue
             steps, values = list(metrics["step"]), list(metrics[column])
-            if chart.by_name:
+            if "by_name" in chart:
                 columns = columns_by_name(values).items()
                 yield from (Line(short_name(name), steps, numbers.to_list()) for name, numbers in columns)
                 continue
-            spread = list(metrics[chart.spread]) if chart.spread in metrics and len(runs) == 1 else []
+            spread = list(metrics[chart["spread"]]) if is_alone and chart.get("spread") in metrics else []
             band = ", with ± std within a group" if np.isfinite(np.array(spread, dtype=float)).any() else ""
             yield Line(run or label + band, steps, values, spread)
 

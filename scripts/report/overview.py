@@ -8,13 +8,11 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.records import Evaluation
 from scripts.report.chart import trend
-from scripts.report.cost import total
 from scripts.report.improvement import Lineage, verdict_of
 from scripts.report.page import write_page
 from scripts.report.rollouts import worst_and_best
-from scripts.report.scores import scores_of
-from scripts.report.selection import selection_sentences
-from scripts.report.trained_stage import TrainedStage, changes_between, is_trained
+from scripts.report.scores import scores_of, selection_sentences
+from scripts.report.trained_stage import TrainedStage, changes_between, is_trained, total
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 

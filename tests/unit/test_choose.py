@@ -22,7 +22,7 @@ from scripts.report.card import model_card
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.pages import rows_of
-from scripts.report.selection import selection_sentences
+from scripts.report.scores import selection_sentences
 from scripts.stage.bootstrap import changes, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, write_table

@@ -16,16 +16,14 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import parse_config
 from scripts.report.chart import MOST_POINTS, Line, figures_of, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
-from scripts.report.cost import cost_of
 from scripts.report.improvement import Lineage
 from scripts.report.overview import write_overview
 from scripts.report.page import short_name
-from scripts.report.pages import colour, write_environments_page
+from scripts.report.pages import colour, read_variants, write_environments_page, write_sweep_page
 from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
 from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import main as write_stage_page
-from scripts.report.sweep import read_variants, write_sweep_page
-from scripts.report.trained_stage import TrainedStage, differing_settings
+from scripts.report.trained_stage import TrainedStage, cost_of, differing_settings
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs

@@ -22,7 +22,7 @@ from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.nemo_rl.training import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
-from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.evaluate.gate import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.records import Manifest, read_if_there

@@ -37,7 +37,7 @@ from scripts.backends.trl.setup import (
 from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
-from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
