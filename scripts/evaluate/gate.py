@@ -50,18 +50,15 @@ class Result(NamedTuple):
 class Measurement(NamedTuple):
     """Hold the value of a criterion's metric.
 
-    `value` is NaN, outside every bound, where a step's value is not finite. `step` ends the first window outside the
-    bound; for final values and ratios, the first window of the last run outside it. None: the bound is kept.
+    `value` is NaN, outside every bound, where a step's value is not finite; `over` says in words what it is of. `step`
+    ends the first window outside the bound; for final values and ratios, the first window of the last run outside it.
+    None: the bound is kept.
     """
 
     value: float
     window: int
+    over: str
     step: int | None
-
-    @property
-    def over(self) -> str:
-        """What the value is of, in words."""
-        return f"means of {self.window} steps" if self.window > 1 else "single steps"
 
 
 def judge(
@@ -98,6 +95,7 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurem
     if not measured:
         return None
     window = max(1, min(widest, len(measured) // 2))
+    over = f"means of {window} steps" if window > 1 else "single steps"
     values = np.array([entry[column] for entry in measured], dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)
@@ -106,11 +104,11 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurem
     value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
     low, high = limits(criterion)
     if low <= value <= high:
-        return Measurement(value, window, None)
+        return Measurement(value, window, over, None)
     kept = (means >= low) & (means <= high)
     last_kept = kept.nonzero()[0].max(initial=-1)
     first = kept.argmin() if statistic in ("max", "min") else last_kept + 1
-    return Measurement(value, window, measured[first + window - 1]["step"])
+    return Measurement(value, window, over, measured[first + window - 1]["step"])
 
 
 def limits(criterion: Criterion) -> tuple[float, float]:
@@ -142,12 +140,10 @@ def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result
 
 def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
     """Return a record's entries of a criterion's environments or benchmarks; None names the mean."""
-    if record is None:
-        return {}
     name = criterion.environment or criterion.benchmark
-    if criterion.metric == "held_out_change" and name is None:
+    if record and criterion.metric == "held_out_change" and name is None:
         return {None: record["mean"]}
-    entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"]
+    entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"] if record else {}
     return {key: entry for key, entry in entries.items() if name in (None, key)}
 
 

@@ -17,8 +17,7 @@ from scripts.recipe.model import MODEL
 from scripts.records import Benchmarks, Choice, Evaluation, read_if_there
 from scripts.report.chain import readable
 from scripts.report.chart import COLOURS, figures_of
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
 from scripts.report.page import write_page
 from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side, selection_sentences
 from scripts.report.trained_stage import AS_OF, TrainedStage, is_trained, total

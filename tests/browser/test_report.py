@@ -15,8 +15,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts.files import read_json
 from scripts.report.compare import write_comparison
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
 from scripts.report.pages import write_environments_page, write_sweep_page
 from scripts.report.stage_page import main as write_stage_page
 from tests.programs import until

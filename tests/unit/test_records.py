@@ -28,8 +28,7 @@ from scripts.records import (
     read_record,
 )
 from scripts.report.chain import chain_text, read_chain, readable
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
 from scripts.report.pages import rows_of, write_environments_page
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.verify import verify

@@ -16,8 +16,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import parse_config
 from scripts.report.chart import MOST_POINTS, Line, figures_of, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
 from scripts.report.page import short_name
 from scripts.report.pages import colour, read_variants, write_environments_page, write_sweep_page
 from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
