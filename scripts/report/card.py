@@ -76,7 +76,7 @@ def model_card(
 def _without_folders(text: str, chain: list[Link]) -> str:
     """Return the text with every recorded path cut to the last name."""
     values = [value for link in chain for _, value in leaves({**link.record, "config": link.settings or {}})]
-    values += [source["name"] for source in _sources(chain)]
+    values += [name for name, _ in _sources(chain)]
     paths = {value for value in values if isinstance(value, str) and value.startswith(("/", "./"))}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
@@ -105,7 +105,7 @@ def _metadata(
 ) -> ModelCardData:
     """Return the card's YAML; only hub ids become datasets and base models."""
     configs = [link.settings for link in chain if link.settings]
-    named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
+    named = {name for name, revision in _sources(chain) if revision != FOLDER}
     datasets = sorted(filter(HUB_ID.fullmatch, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
     base += [link.record["model"]["name"] for link in chain if "model" in link.record]
@@ -122,13 +122,11 @@ def _metadata(
     )
 
 
-def _sources(chain: list[Link]) -> list[dict[str, Any]]:
-    recorded = [data["source"] for link in chain if (data := link.record.get("data")) and data["source"]]
-    return [
-        {"name": name, "revision": revision}
-        for source in recorded
-        for name, revision in zip(*(source[key].split(", ") for key in ("name", "revision")), strict=False)
-    ]
+def _sources(chain: list[Link]) -> Iterator[tuple[str, str]]:
+    """Yield name and revision of each recorded source."""
+    for link in chain:
+        if (data := link.record.get("data")) and (source := data["source"]):
+            yield from zip(source["name"].split(", "), source["revision"].split(", "), strict=False)
 
 
 def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:

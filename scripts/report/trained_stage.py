@@ -1,6 +1,6 @@
 """The files of a published stage, as the pages show them, and the cost by hours and GPU-hours of the attempts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,6 +64,13 @@ def is_trained(paths: StagePaths) -> bool:
     return paths.record.exists() and paths.metrics.exists()
 
 
+def part(read: Callable[["TrainedStage"], Any], about: str) -> cached_property:
+    """Return the property of a part of a stage, read once when first asked for."""
+    found = cached_property(read)
+    found.__doc__ = about
+    return found
+
+
 @dataclass(frozen=True)
 class TrainedStage:
     """A published stage, each file read once when first asked for; UserError where damaged, or missing but needed."""
@@ -76,10 +83,11 @@ class TrainedStage:
             getattr(self, part)
         return self
 
-    @cached_property
-    def record(self) -> CheckpointRecord:
-        """The checkpoint's record."""
-        return read_record(self.paths.record, CheckpointRecord)
+    record = part(lambda stage: read_record(stage.paths.record, CheckpointRecord), "The checkpoint's record.")
+    cost = part(lambda stage: cost_of(stage.paths.run, stage.metrics["seconds"]), "The Cost of all attempts.")
+    settings = part(lambda stage: dict(leaves(read_values(stage.paths.config))), "The resolved config by dotted keys.")
+    evaluation = part(lambda stage: read_if_there(stage.paths.evaluation, Evaluation), "The held-out scores, or None.")
+    benchmarks = part(lambda stage: read_if_there(stage.paths.benchmarks, Benchmarks), "Scores on benchmarks, or None.")
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -88,26 +96,6 @@ class TrainedStage:
         if metrics.empty:
             raise UserError(f"{self.paths.metrics}: damaged (no step in it); {AGAIN}")
         return metrics
-
-    @cached_property
-    def cost(self) -> Cost:
-        """The cost of all attempts."""
-        return cost_of(self.paths.run, self.metrics["seconds"])
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The resolved config with dotted keys."""
-        return dict(leaves(read_values(self.paths.config)))
-
-    @cached_property
-    def evaluation(self) -> Evaluation | None:
-        """The held-out scores."""
-        return read_if_there(self.paths.evaluation, Evaluation)
-
-    @cached_property
-    def benchmarks(self) -> Benchmarks | None:
-        """The scores on benchmarks."""
-        return read_if_there(self.paths.benchmarks, Benchmarks)
 
     @cached_property
     def rollouts(self) -> pd.DataFrame | None:
