@@ -185,16 +185,6 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
-def contents(export: Path, start: Path, validation: list[Path]) -> dict[str, Any]:
-    """Return the contents of an export, of the splits, and of `start`: rollouts of a parent, a config, or a record."""
-    beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
-    return {
-        "export": read_record(export, ExportRecord)["content"],
-        "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
-        "start": [start.name, beside],
-    }
-
-
 def main(
     recipe: Path,
     export: Annotated[Path, "the stage's hf/record.json"],
@@ -218,10 +208,15 @@ def main(
     register(own)
     if evaluation.gym:
         register_gym(evaluation.gym, evaluation.gym_servers, gym_python)
-    decoding = evaluation.decoding
-    gym = repr((evaluation.gym, evaluation.gym_servers))
-    hashes = {name: sha256_file(path) for name, path in own.items()}
-    asked = {"decoding": decoding, "environments": hashes, "gym": gym, **contents(export, start, validation)}
+    decoding, is_export = evaluation.decoding, start.suffix == ".json"
+    asked = {
+        "decoding": decoding,
+        "environments": {name: sha256_file(path) for name, path in own.items()},
+        "gym": repr((evaluation.gym, evaluation.gym_servers)),
+        "export": read_record(export, ExportRecord)["content"],
+        "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
+        "start": [start.name, read_record(start, ExportRecord)["content"] if is_export else sha256_file(start)],
+    }
     written = (decoding, rollouts, output)
     training = (export.parent / "model").resolve().parents[1]
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
@@ -243,7 +238,7 @@ def main(
     if start.suffix == ".parquet":
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
-        is_export, sampled.key = start.suffix == ".json", keys[1]
+        sampled.key = keys[1]
         model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:

@@ -184,24 +184,17 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
     attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
     if not attempts:
         return Cost(0, in_steps, in_steps, None, at_least=True)
-    reached = [*(following["from"] for following in attempts[1:]), last]
-    hours = [_seconds(attempt, step, last, pace) / 3600 for attempt, step in zip(attempts, reached, strict=True)]
-    gpus = [attempt["gpus"] for attempt in attempts]
+    table = pd.DataFrame(attempts, columns=["from", "to", "time", "ended", "gpus"], dtype=float)
+    to_last = (last - table["from"]) / (table["to"].clip(lower=last) - table["from"])
+    killed = (table["from"].shift(-1, fill_value=last) - table["from"]) * pace
+    hours = (to_last * (table["ended"] - table["time"])).fillna(killed).clip(lower=0) / 3600
     return Cost(
         attempts=len(attempts),
-        hours=sum(hours),
-        step_hours=min(in_steps, sum(hours)),
-        gpu_hours=None if None in gpus else sum(time * count for time, count in zip(hours, gpus, strict=True)),
-        at_least=any(attempt["ended"] is None for attempt in attempts),
+        hours=float(hours.sum()),
+        step_hours=min(in_steps, float(hours.sum())),
+        gpu_hours=None if table["gpus"].isna().any() else float((hours * table["gpus"]).sum()),
+        at_least=bool(table["ended"].isna().any()),
     )
-
-
-def _seconds(attempt: dict[str, Any], reached: int, last: int, pace: float) -> float:
-    """Return the wall time of an attempt up to the last step; for a killed attempt, `pace` seconds a step."""
-    if attempt["ended"] is None:
-        return max(0.0, (reached - attempt["from"]) * pace)
-    share = (last - attempt["from"]) / (max(last, attempt["to"]) - attempt["from"])
-    return max(0.0, share * (attempt["ended"] - attempt["time"]))
 
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
