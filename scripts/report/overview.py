@@ -12,9 +12,9 @@ import pandas as pd
 from scripts.errors import UserError
 from scripts.records import Choice, Evaluation
 from scripts.report.chart import trend
-from scripts.report.page import write_page
+from scripts.report.page import direction, write_page
 from scripts.report.rollouts import worst_and_best
-from scripts.report.scores import Interval, Score, scores_of, selection_sentences
+from scripts.report.scores import UNKNOWN, Score, scores_of, selection_sentences
 from scripts.report.trained_stage import AS_OF, TrainedStage, changes_between, is_trained, total
 from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
@@ -38,7 +38,7 @@ class Course(NamedTuple):
 
     name: str
     steps: list[Step]
-    change: Interval
+    change: Change
 
 
 class Verdict(NamedTuple):
@@ -52,10 +52,9 @@ class Verdict(NamedTuple):
     mean: Course
     environments: list[Course]
 
-    def moved(self, direction: int) -> list[Course]:
+    def moved(self, to: int) -> list[Course]:
         """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
-        found = [course for course in self.environments if course.change.direction == direction]
-        return found[::-1] if direction > 0 else found
+        return [course for course in self.environments[::-to] if direction(course.change) == to]
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _verdict(chain: list[str], scored: Mapping[str, Mapping[str, Score]], rollou
     start = "base model" if first == chain[0] else f"before {first}"
     courses = {name: _course(name, start, scored, changes.get(name)) for name in scored[last]}
     mean = courses.pop("mean")
-    ordered = sorted(courses.values(), key=lambda course: (course.change.value or 0.0, course.name))
+    ordered = sorted(courses.values(), key=lambda course: (course.change["value"] or 0.0, course.name))
     return Verdict(first, last, mean, ordered)
 
 
@@ -247,16 +246,16 @@ def _course(name: str, start: str, scored: Mapping[str, Mapping[str, Score]], si
     if len(scored) == 1:
         return Course(name, [*begun, _step(*found, last.after, last.change)], last.change)
     steps = [_step(stage, each.after, each.from_first) for stage, each in found.items()]
-    change = Interval.of(since_start) if begun else last.from_first
-    if change.value is None and len(found) > 1 and len({frozenset(scores) for scores in scored.values()}) == 1:
-        change = Interval(last.after - (first.before if begun else first.after))
+    change = (since_start or UNKNOWN) if begun else last.from_first
+    if change["value"] is None and len(found) > 1 and len({frozenset(scores) for scores in scored.values()}) == 1:
+        change = UNKNOWN | {"value": last.after - (first.before if begun else first.after)}
     return Course(name, [*begun, *steps], change)
 
 
-def _step(stage: str, value: float, change: Interval) -> Step:
-    if change.low is None:
+def _step(stage: str, value: float, change: Change) -> Step:
+    if change["low"] is None:
         return Step(stage, value)
-    return Step(stage, value, value - change.value + change.low, value - change.value + change.high)
+    return Step(stage, value, value - change["value"] + change["low"], value - change["value"] + change["high"])
 
 
 def _lines(parents: Mapping[str, str]) -> list[list[str]]:

@@ -18,28 +18,8 @@ from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
 
-
-class Interval(NamedTuple):
-    """A change with its 95 % interval; None: unknown."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, change: Change | None, value: float | None = None) -> "Interval":
-        """Return a recorded change; without a record the value alone."""
-        return cls(change["value"], change["low"], change["high"]) if change else cls(value)
-
-    @property
-    def direction(self) -> int:
-        """1 where the interval lies above 0, -1 where below, else 0."""
-        return 0 if self.low is None else (self.low > 0) - (self.high < 0)
-
-    @property
-    def mark(self) -> str:
-        """The sign of a clear change."""
-        return {1: "▲", -1: "▼", 0: ""}[self.direction]
+UNKNOWN: Change = {"value": None, "low": None, "high": None}
+"""A change without value or interval."""
 
 
 class Score(NamedTuple):
@@ -52,8 +32,8 @@ class Score(NamedTuple):
     rows: int | None
     before: float | None
     after: float
-    change: Interval
-    from_first: Interval
+    change: Change
+    from_first: Change
     error: float | None
     cut: float | None
 
@@ -83,8 +63,8 @@ def _score(name: str, entry: Scores | Benchmark) -> Score:
         rows=entry.get("rows", entry.get("samples")),
         before=before,
         after=after,
-        change=Interval.of(entry.get("change"), None if before is None else after - before),
-        from_first=Interval.of(entry.get("change_from_first")),
+        change=entry.get("change") or UNKNOWN | {"value": None if before is None else after - before},
+        from_first=entry.get("change_from_first") or UNKNOWN,
         error=entry.get("stderr"),
         cut=entry.get("cut"),
     )
