@@ -123,28 +123,24 @@ def bounds_text(criterion: Criterion) -> str:
 
 
 def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
-    """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound."""
-    entries = _entries(criterion, record)
-    is_score, kind = criterion.metric == "benchmark_score", CHANGES[criterion.against]
+    """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound; None names the mean."""
+    named, is_score = criterion.environment or criterion.benchmark, criterion.metric == "benchmark_score"
+    if record and criterion.metric == "held_out_change" and named is None:
+        entries = {None: record["mean"]}
+    else:
+        every = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"] if record else {}
+        entries = {name: entry for name, entry in every.items() if named in (None, name)}
+    kind = CHANGES[criterion.against]
     figures = {name: interval_of(entry) if is_score else entry.get(kind) for name, entry in entries.items()}
     measured = {name: figure for name, figure in figures.items() if figure is not None}
     if not measured:
         why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
         says = f"{criterion.metric} was not measured ({bounds_text(criterion)}): {why}"
-        return Result("not measured", says, environment=criterion.environment or criterion.benchmark)
+        return Result("not measured", says, environment=named)
     results = [_judge_figure(criterion, name, figure, len(measured)) for name, figure in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
     others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
     return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
-
-
-def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
-    """Return a record's entries of a criterion's environments or benchmarks; None names the mean."""
-    name = criterion.environment or criterion.benchmark
-    if record and criterion.metric == "held_out_change" and name is None:
-        return {None: record["mean"]}
-    entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"] if record else {}
-    return {key: entry for key, entry in entries.items() if name in (None, key)}
 
 
 def _judge_figure(criterion: Criterion, name: str | None, figure: dict[str, float], compared: int) -> Result:

@@ -41,22 +41,6 @@ class Course(NamedTuple):
     change: Change
 
 
-class Verdict(NamedTuple):
-    """The courses of a chain to `last`, the last scored stage; environments from worst to best.
-
-    A course begins with the start of the first scored stage where that was scored, else with the stage.
-    """
-
-    first: str
-    last: str
-    mean: Course
-    environments: list[Course]
-
-    def moved(self, to: int) -> list[Course]:
-        """Return the environments that clearly rose (1) or fell (-1), the largest change first."""
-        return [course for course in self.environments[::-to] if direction(course.change) == to]
-
-
 @dataclass(frozen=True)
 class Lineage:
     """The stages of a run, parents first, each with the parent's name or ""; `sweep_of`: the sweep of each variant.
@@ -193,22 +177,36 @@ def _swept(lineage: Lineage, card: str, trained: Mapping[str, TrainedStage], sho
 def _verdicts(
     results: Path, lineage: Lineage, chains: list[list[str]], evaluations: Mapping[str, Evaluation]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the verdict on each scored chain, with the courses of the mean and of every environment drawn."""
+    """Yield the verdict on each scored chain to `last`, the last scored stage: courses, drawings and examples.
+
+    The environments are the last stage's, from worst to best; stages without a score of an environment are left out of
+    the course. A course begins, and changes count from, the start of the first scored stage where that was scored too.
+    """
     scored = {name: {score.name: score for score in scores_of(record)} for name, record in evaluations.items()}
     found = {names[-1]: (chain, names) for chain in chains if (names := [name for name in chain if name in scored])}
-    for chain, names in found.values():
-        rollouts = _rollouts_of(results, names[0], names[-1])
-        verdict = _verdict(chain, {name: scored[name] for name in names}, rollouts)
+    for last, (chain, names) in found.items():
+        changes, rollouts = {}, _rollouts_of(results, names[0], last)
+        if len(names) > 1 and rollouts:
+            begun, ended = rollouts
+            changes = changes_between(begun.dropna(subset="reward_before"), ended, "reward_before")
+        start = "base model" if names[0] == chain[0] else f"before {names[0]}"
+        along = {name: scored[name] for name in names}
+        courses = {name: _course(name, start, along, changes.get(name)) for name in scored[last]}
+        mean = courses.pop("mean")
+        ordered = sorted(courses.values(), key=lambda course: (course.change["value"] or 0.0, course.name))
         variants = sum(card == lineage.sweep_of.get(chain[-1]) for card in lineage.sweep_of.values())
         unchosen = f"{chain[-1]} has the highest score of {variants} variants, none of which was chosen, so"
         unchosen += " its score is an overestimate."
-        when = "after" if verdict.mean.steps[0].stage == verdict.first else "before"
+        when = "after" if mean.steps[0].stage == names[0] else "before"
         yield {
-            "verdict": verdict,
+            "last": last,
+            "mean": mean,
+            "worse": [course for course in ordered if direction(course.change) < 0],
+            "better": [course for course in ordered[::-1] if direction(course.change) > 0],
             "selection": selection_sentences(results, chain) or ([unchosen] if variants else []),
-            "drawn": trend(verdict.mean.name, verdict.mean.steps, LARGE),
+            "drawn": trend(mean.name, mean.steps, LARGE),
             "examples": worst_and_best(*rollouts, when) if rollouts else [],
-            "environments": [(each, trend(each.name, each.steps, SMALL)) for each in verdict.environments],
+            "environments": [(each, trend(each.name, each.steps, SMALL)) for each in ordered],
         }
 
 
@@ -220,23 +218,6 @@ def _rollouts_of(results: Path, *names: str) -> list[pd.DataFrame]:
         print(error, file=sys.stderr)
         return []
     return [] if any(each is None for each in read) else read
-
-
-def _verdict(chain: list[str], scored: Mapping[str, Mapping[str, Score]], rollouts: list[pd.DataFrame]) -> Verdict:
-    """Return the verdict on a chain, parents first, by the stages' scores and the rollouts of the first and the last.
-
-    The environments are the last stage's; stages without a score of an environment are left out of its course.
-    Changes count from the start of the first scored stage, where that was scored too.
-    """
-    first, last, changes = next(iter(scored)), list(scored)[-1], {}
-    if first != last and rollouts:
-        begun, ended = rollouts
-        changes = changes_between(begun.dropna(subset="reward_before"), ended, "reward_before")
-    start = "base model" if first == chain[0] else f"before {first}"
-    courses = {name: _course(name, start, scored, changes.get(name)) for name in scored[last]}
-    mean = courses.pop("mean")
-    ordered = sorted(courses.values(), key=lambda course: (course.change["value"] or 0.0, course.name))
-    return Verdict(first, last, mean, ordered)
 
 
 def _course(name: str, start: str, scored: Mapping[str, Mapping[str, Score]], since_start: Change | None) -> Course:
