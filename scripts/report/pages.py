@@ -125,14 +125,13 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
         for candidate in record["candidates"]:
             name, _, step = candidate["name"].partition(AS_OF)
             at = f" at step {step}" if step else ""
-            if name not in found:
-                continue
-            if candidate["name"] in record["chosen"]:
-                found[name].is_chosen = True
-                found[name].notes.append(f"chosen by {record['by']}{at}")
-            elif candidate["left_out"] or candidate["tied"]:
-                why = f"left out{at}: {candidate['left_out']}" if candidate["left_out"] else f"tied with the chosen{at}"
-                found[name].notes.append(why)
+            if (variant := found.get(name)) and candidate["name"] in record["chosen"]:
+                variant.is_chosen = True
+                variant.notes.append(f"chosen by {record['by']}{at}")
+            elif variant and candidate["left_out"]:
+                variant.notes.append(f"left out{at}: {candidate['left_out']}")
+            elif variant and candidate["tied"]:
+                variant.notes.append(f"tied with the chosen{at}")
     return sorted(found.values(), key=lambda each: (-(each.mean.after if each.mean else -1.0), each.name))
 
 
