@@ -167,9 +167,8 @@ def _axis(
 
     digits = max(0, -math.floor(math.log10(step)))
     is_plain = max(abs(low), abs(high)) < 1e5 and (digits <= 3 or max(abs(low), abs(high)) >= 0.01)
-    places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    labels = [f"{place * step:.{digits}f}" if is_plain else _power(place * step) for place in places]
-    return at, [(label, at(place * step)) for label, place in zip(labels, places, strict=True)]
+    ticks = [place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return at, [(f"{tick:.{digits}f}" if is_plain else _power(tick), at(tick)) for tick in ticks]
 
 
 def _power(value: float) -> str:
