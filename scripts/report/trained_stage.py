@@ -24,6 +24,7 @@ from scripts.records import (
     read_record,
 )
 from scripts.report.page import number_text, short_name
+from scripts.report.scores import scores_of
 from scripts.stage.attempts import read_attempts
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
@@ -199,13 +200,11 @@ def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
 
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
     """Return the cells of held-out scores; empty without scores or comparison."""
-    if evaluation is None:
-        return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
-    scored = {name: entry for name, entry in evaluation["environments"].items() if entry["before"] is not None}
-    changes = {short_name(name): entry["after"] - entry["before"] for name, entry in scored.items()}
+    *environments, mean = scores_of(evaluation) or [None]
+    changes = {score.name: score.after - score.before for score in environments if score.before is not None}
     return {
-        "held_out_before": evaluation["mean"]["before"],
-        "held_out_after": evaluation["mean"]["after"],
+        "held_out_before": mean and mean.before,
+        "held_out_after": mean and mean.after,
         "worst_environment": min(changes, key=changes.get, default=None),
         "worst_change": min(changes.values(), default=None),
     }
