@@ -99,7 +99,7 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step",
     decades get a log scale.
     """
     styled = zip([line.label for line in lines], [line.known() for line in lines], COLOURS, DASHES, strict=False)
-    known = [(label, *points) for label, *points in styled if len(points[0])]
+    known = [each for each in styled if len(each[1])]
     if not known:
         return ""
     whole = pd.concat([points for _, points, *_ in known])
