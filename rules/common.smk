@@ -10,7 +10,7 @@ from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
-from scripts.commands.ready import problems
+from scripts.commands.doctor import problems
 from scripts.slurm.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.model import MODEL

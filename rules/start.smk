@@ -6,7 +6,7 @@ from scripts.backends.protocol import backend_of
 from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project
-from scripts.commands.ready import doubts, lacking_rows
+from scripts.commands.doctor import doubts, lacking_rows
 from scripts.slurm.resources import check_executor, check_site
 
 PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))

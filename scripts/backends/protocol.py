@@ -114,7 +114,7 @@ class TrainingJob:
     returns.
 
     `config` alone decides the weights; `settings` adds checkpoint periods and the gate's criteria that end a
-    training (scripts.evaluate.step_criteria). Every step has the same rows on any number of `nodes`, `processes`
+    training (scripts.evaluate.gate). Every step has the same rows on any number of `nodes`, `processes`
     (of a node, each with a GPU where `accelerator` is cuda) and CPU `threads`; another number rounds otherwise and,
     of processes, draws other completions. `environments` maps the user's environments to files.
     """

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from scripts.commands.project import Project, project_of, snakemake_command
@@ -64,14 +65,10 @@ def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]
 
 def _lines() -> Iterator[str]:
     """Yield the lines of the standard input; a terminal gets a prompt, and keys to edit a line."""
-    if not sys.stdin.isatty():
-        yield from map(str.strip, sys.stdin)
-        return
-    import readline  # noqa: F401, PLC0415
+    if is_terminal := sys.stdin.isatty():
+        import readline  # noqa: F401, PLC0415
 
-    print(HINT)
-    while True:
-        try:
-            yield input("> ").strip()
-        except EOFError:
-            return
+        print(HINT)
+    with suppress(EOFError):
+        while True:
+            yield input("> " if is_terminal else "").strip()

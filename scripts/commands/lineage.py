@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from scripts.records import Parent
-from scripts.report.chain import Link, read_chain
-from scripts.report.tree import chain_text
+from scripts.report.chain import Link, chain_text, read_chain
 from scripts.report.verify import Verification, verify
 
 

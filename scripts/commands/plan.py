@@ -2,12 +2,13 @@
 
 import argparse
 import shutil
+from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scripts.backends.protocol import backend_of
+from scripts.commands.doctor import doubts, lacking_rows, refusals
 from scripts.commands.project import Project, project_of
-from scripts.commands.ready import doubts, lacking_rows, refusals
 from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import duration
@@ -30,8 +31,7 @@ WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh"
 LARGEST = 3
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(NamedTuple):
     """Hold a stage's state, the estimate of the rest, the time limit in minutes, and the seconds of held-out scores."""
 
     state: StageState
@@ -39,27 +39,17 @@ class Planned:
     runtime: int
     scoring: float = 0.0
 
-    @property
-    def what(self) -> str:
-        """Describe what would happen to the stage."""
-        state = self.state
+    def words(self) -> tuple[str, str, str]:
+        """Return what would happen to the stage, the steps to train of all (?: unknown; none: nothing), and why."""
+        state, left = self.state, self.estimate.steps
+        what = WORDS.get(state.state, "trains")
         if state.state == "training":
-            return f"training, from step {state.start}"
-        resumes = state.state == "unfinished" and state.start
-        return f"resumes at step {state.start}" if resumes else WORDS.get(state.state, "trains")
-
-    @property
-    def steps(self) -> str:
-        """Return the steps to train of all steps; nothing for none, a question mark for an unknown number."""
-        steps = self.estimate.steps
-        return "" if steps == 0 else "?" if steps is None else f"{steps} of {self.state.planned}"
-
-    @property
-    def why(self) -> str:
-        """Give the reasons."""
-        state = self.state
-        reasons = [*state.changed, *filter(None, (state.note, state.skipped))]
-        return ", ".join(reasons) or ("never trained" if state.state == "new" else "")
+            what = f"training, from step {state.start}"
+        elif state.state == "unfinished" and state.start:
+            what = f"resumes at step {state.start}"
+        steps = "" if left == 0 else "?" if left is None else f"{left} of {state.planned}"
+        why = ", ".join([*state.changed, *filter(None, (state.note, state.skipped))])
+        return what, steps, why or ("never trained" if state.state == "new" else "")
 
 
 def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
@@ -118,15 +108,16 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
         if project.site.slurm or left.basis != LIMIT:
             bases.setdefault(left.basis, []).append(name)
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
-    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else []), *_predicted(plan)]
+    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
+    if waiting := [stage.state.stage for stage in plan if stage.state.state == "waiting"]:
+        lines.append(f"predicted, until what comes first is made: {_first(waiting)}")
     lines += _longest_path(project, to_train) if project.site.slurm else []
     to_come = samplings(project.recipe, project.results, project.site, project.states)
     lines += [each.line for each in to_come]
-    scored = {stage.state.stage: stage.scoring for stage in plan if stage.scoring}
-    if scored:
+    if scored := {stage.state.stage: stage.scoring for stage in plan if stage.scoring}:
         lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
     words = beyond_budget(project, to_train, to_come)
-    return [*lines, *([f"Snakemake will refuse all of it: {words}"] if words else [])]
+    return [*lines, *_refused([words] if words else [])]
 
 
 def _longest_path(project: Project, to_train: dict[str, Estimate]) -> list[str]:
@@ -153,43 +144,29 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
     asked = ["nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours"] if site.slurm else ["time"]
     head, rows = ["stage", "what", "steps", *asked, "why"], []
     for stage in plan:
-        left = stage.estimate
-        cells = [""] * len(asked)
+        left, (what, steps, why) = stage.estimate, stage.words()
+        cells = [""] * len(asked) if site.slurm else [_time([stage])]
         if left.steps != 0 and site.slurm:
             hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
             cells = [str(left.nodes), str(left.gpus), f"{stage.runtime} min", str(left.allocations), *hours]
-        elif not site.slurm:
-            cells = [_time([stage])]
-        rows.append([stage.state.stage, stage.what, stage.steps, *cells, stage.why])
+        rows.append([stage.state.stage, what, steps, *cells, why])
     estimates = [stage.estimate for stage in plan]
     sums = [_time(plan)]
     if site.slurm:
         whole = (sum(getattr(each, name) for each in estimates) for name in ("node_hours", "gpu_hours"))
         hours = [hours_text(each, bound_of(estimates)) for each in whole]
         sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
-    states = [stage.state.state for stage in plan]
-    still = {"to publish": "trained", "fresh": "fresh", "damaged": "damaged"}
-    counts = {words: states.count(state) for words, state in still.items()}
-    counts = {"to train": len(plan) - sum(counts.values()), **counts}
-    counted = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-    rows.append(["in all", counted, _steps(estimates), *sums, ""])
+    words = {"trained": "to publish", "fresh": "fresh", "damaged": "damaged"}
+    counts = Counter(words.get(stage.state.state, "to train") for stage in plan)
+    counted = ", ".join(f"{counts[word]} {word}" for word in ("to train", *words.values()) if counts[word])
+    more = "≥ " if any(each.steps is None for each in estimates) else ""
+    rows.append(["in all", counted, f"{more}{sum(each.steps or 0 for each in estimates)}", *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
-
-
-def _predicted(plan: list[Planned]) -> list[str]:
-    """Return a line on the stages whose identity, and with it a training in the store, is not known yet."""
-    waiting = [stage.state.stage for stage in plan if stage.state.state == "waiting"]
-    return [f"predicted, until what comes first is made: {_first(waiting)}"] if waiting else []
 
 
 def _first(names: list[str]) -> str:
     more = f" and {len(names) - LARGEST} more" if len(names) > LARGEST else ""
     return ", ".join(names[:LARGEST]) + more
-
-
-def _steps(estimates: list[Estimate]) -> str:
-    more = "≥ " if any(each.steps is None for each in estimates) else ""
-    return f"{more}{sum(each.steps or 0 for each in estimates)}"
 
 
 def _time(plan: list[Planned]) -> str:

@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from scripts.commands.retries import Retries
 from scripts.errors import UserError
@@ -79,6 +78,6 @@ def check_versions(*packages: str) -> None:
     for package in packages:
         wanted = f"{package}{TESTED[package]}"
         installed = version_of(package)
-        if installed is None or Version(installed) not in SpecifierSet(TESTED[package]):
+        if installed is None or installed not in SpecifierSet(TESTED[package]):
             has = f"{package} is {installed or 'not installed'}"
             raise UserError(f"{has}, but Stagecoach works with {wanted}: python -m pip install '{wanted}'")

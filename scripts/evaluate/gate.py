@@ -1,11 +1,16 @@
-"""Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements."""
+"""Judge a finished stage by its success criteria; gate.json holds the verdict, criteria.json the measurements.
+
+Logged steps are judged over windows, so that a noisy step decides nothing.
+"""
 
 import math
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+
+from scripts.errors import UserError
 from scripts.evaluate.benchmarks import interval_of
-from scripts.evaluate.step_criteria import bounds_text, judge_steps, limits
 from scripts.files import write_json
 from scripts.model.shape import BYTE_VOCABULARY
 from scripts.program import run_command_line
@@ -16,6 +21,7 @@ from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Benchmarks, Criteria, Evaluation, Gate, read_if_there, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.paths import StagePaths
+from scripts.stage.progress import recent_steps
 from scripts.stage.tables import METRICS, read_table
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
@@ -24,6 +30,7 @@ NO_KL = (
     "max_gen_kl_error or max_token_mult_prob_error instead"
 )
 COLLAPSE, UNIFORM = -0.1, 0.99
+GARBAGE = " (sampler and trainer hold different models: traps 24 and 82 of docs/traps.md)"
 CHANGES = {"parent": "change", "first": "change_from_first"}
 SINCE = {"parent": " since the parent", "first": " since the chain's first scored stage"}
 
@@ -38,6 +45,20 @@ class Result(NamedTuple):
     high: float | None = None
     environment: str | None = None
     step: int | None = None
+
+
+class Measurement(NamedTuple):
+    """Hold the value of a criterion's metric.
+
+    `value` is NaN, outside every bound, where a step's value is not finite; `over` says in words what it is of. `step`
+    ends the first window outside the bound; for final values and ratios, the first window of the last run outside it.
+    None: the bound is kept.
+    """
+
+    value: float
+    window: int
+    over: str
+    step: int | None
 
 
 def judge(
@@ -64,31 +85,62 @@ def judge(
     return Result(criterion.action, f"{says}, first at step {found.step}", value, step=found.step)
 
 
+def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurement | None:
+    """Judge the logged steps, in order, by a criterion; None where its metric was not measured.
+
+    A window has the metric's width, at most half of the measured steps.
+    """
+    statistic, column, widest = STEP_METRICS[criterion.metric]
+    measured = [entry for entry in entries if entry.get(column) is not None]
+    if not measured:
+        return None
+    window = max(1, min(widest, len(measured) // 2))
+    over = f"means of {window} steps" if window > 1 else "single steps"
+    values = np.array([entry[column] for entry in measured], dtype=float)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)
+        means = means / means[0] if statistic == "ratio" else means
+    means = np.where(np.isfinite(means), means, np.nan)
+    value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
+    low, high = limits(criterion)
+    if low <= value <= high:
+        return Measurement(value, window, over, None)
+    kept = (means >= low) & (means <= high)
+    last_kept = kept.nonzero()[0].max(initial=-1)
+    first = kept.argmin() if statistic in ("max", "min") else last_kept + 1
+    return Measurement(value, window, over, measured[first + window - 1]["step"])
+
+
+def limits(criterion: Criterion) -> tuple[float, float]:
+    """Return the least and the largest value that keep a criterion's bounds."""
+    return -np.inf if criterion.min is None else criterion.min, np.inf if criterion.max is None else criterion.max
+
+
+def bounds_text(criterion: Criterion) -> str:
+    """Return a criterion's bounds in words."""
+    bounds = {"min": criterion.min, "max": criterion.max}
+    return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
+
+
 def _judge_scores(criterion: Criterion, record: dict[str, Any] | None) -> Result:
-    """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound."""
-    entries = _entries(criterion, record)
-    is_score, kind = criterion.metric == "benchmark_score", CHANGES[criterion.against]
+    """Judge the environment or benchmark that breaks the bound, or else the lowest upper bound; None names the mean."""
+    named, is_score = criterion.environment or criterion.benchmark, criterion.metric == "benchmark_score"
+    if record and criterion.metric == "held_out_change" and named is None:
+        entries = {None: record["mean"]}
+    else:
+        every = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"] if record else {}
+        entries = {name: entry for name, entry in every.items() if named in (None, name)}
+    kind = CHANGES[criterion.against]
     figures = {name: interval_of(entry) if is_score else entry.get(kind) for name, entry in entries.items()}
     measured = {name: figure for name, figure in figures.items() if figure is not None}
     if not measured:
         why = UNSCORED if criterion.metric in BENCHMARKS else _why_unmeasured(criterion, record, entries)
         says = f"{criterion.metric} was not measured ({bounds_text(criterion)}): {why}"
-        return Result("not measured", says, environment=criterion.environment or criterion.benchmark)
+        return Result("not measured", says, environment=named)
     results = [_judge_figure(criterion, name, figure, len(measured)) for name, figure in measured.items()]
     worst = min(results, key=lambda result: (result.outcome == "pass", result.high))
     others = [result.environment for result in results if result.outcome != "pass" and result is not worst]
     return worst._replace(says=f"{worst.says}; also broken by {', '.join(others)}") if others else worst
-
-
-def _entries(criterion: Criterion, record: dict[str, Any] | None) -> dict[str | None, dict[str, Any]]:
-    """Return a record's entries of a criterion's environments or benchmarks; None names the mean."""
-    if record is None:
-        return {}
-    name = criterion.environment or criterion.benchmark
-    if criterion.metric == "held_out_change" and name is None:
-        return {None: record["mean"]}
-    entries = record["benchmarks" if criterion.metric in BENCHMARKS else "environments"]
-    return {key: entry for key, entry in entries.items() if name in (None, key)}
 
 
 def _judge_figure(criterion: Criterion, name: str | None, figure: dict[str, float], compared: int) -> Result:
@@ -196,6 +248,34 @@ def words_of_stop(paths: StagePaths) -> str | None:
             look = paths.rollouts if criterion["low"] is not None else paths.directory.parent / criterion["figure"]
             lines.append(f"{criterion['says']}; look at {look}, which Snakemake makes")
     return "\n    ".join(lines)
+
+
+def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: int) -> None:
+    """Raise UserError when a running stage breaks a bound that stops its gate and that later steps cannot mend.
+
+    Only bounds on the largest or smallest window count, once windows have full width, and on the largest step. Steps
+    logged after `last_step` are ignored: they train again.
+    """
+    bounds = [bound for criterion in gate if (bound := _lasting(criterion)) is not None]
+    logged = {entry["step"]: entry for entry in recent_steps(run)} if bounds else {}
+    steps = [logged[step] for step in sorted(logged) if step <= last_step]
+    for bound in bounds:
+        found = judge_steps(bound, steps)
+        if found is None or found.window < STEP_METRICS[bound.metric].window or found.step is None:
+            continue
+        raise UserError(
+            f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
+            f"{bounds_text(bound)} ({found.over}), first at step {found.step}; mend the stage or the gate in the recipe"
+            f"{GARBAGE if found.over == 'single steps' else ''}. The steps are in {run / 'metrics.jsonl'}"
+        )
+
+
+def _lasting(criterion: Criterion) -> Criterion | None:
+    """Return the bound of a stopping criterion that no later step can mend once broken, or None."""
+    statistic = STEP_METRICS[criterion.metric].statistic if criterion.metric in STEP_METRICS else None
+    if criterion.action != "stop" or statistic not in ("max", "min") or getattr(criterion, statistic) is None:
+        return None
+    return criterion.model_copy(update={"min" if statistic == "max" else "max": None})
 
 
 if __name__ == "__main__":

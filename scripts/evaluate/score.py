@@ -1,5 +1,6 @@
 """Score a stage's export on held-out rows by environment, beside the scores of the stage's start."""
 
+import time
 from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,7 @@ from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, warn
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
-from scripts.evaluate.sampled import Sampled
-from scripts.files import canonical_json, sha256_file, sha256_text
+from scripts.files import append_json, canonical_json, duration, sha256_file, sha256_text, write_json
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.loading import count_gpus, fresh_model, load_model
@@ -22,7 +22,7 @@ from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
-from scripts.records import ExportRecord, read_record
+from scripts.records import ExportRecord, read_lines, read_record
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, spec_of
 from scripts.rewards.verdict import Unjudged, described
@@ -31,9 +31,52 @@ from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.stage.consistency import exported_model
-from scripts.stage.estimate import SAMPLED
+from scripts.stage.estimate import SAMPLED, Batch
 from scripts.stage.paths import STORE
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
+
+EVERY = 20.0
+Answered = dict[int, tuple[Any, ...]]
+"""Reward, response, tokens and cut by the rows' places."""
+
+
+class Sampled:
+    """The `responses` of a scoring under way, kept in a file from which a killed scoring goes on.
+
+    `keys` name the policies with rows and settings, `key` the policy at work.
+    """
+
+    def __init__(self, scores: Path, keys: list[str], responses: int) -> None:
+        self.path, self.key, self.responses = scores.with_suffix(SAMPLED), keys[0], responses
+        self.batches = [batch for batch in read_lines(self.path, Batch) if batch["of"] in keys]
+        self.done = self.kept = sum(len(batch["answers"]) for batch in self.batches)
+        self.began = self.since = time.monotonic()
+        self.told = 0.0
+        print(f"held-out scores: {responses} responses, {self.kept} of them from an interrupted call", flush=True)
+
+    @property
+    def known(self) -> Answered:
+        """The policy's answers so far."""
+        kept = [item for batch in self.batches if batch["of"] == self.key for item in batch["answers"].items()]
+        return {int(at): (reward if why is None else Unjudged(why), *rest) for at, (reward, why, *rest) in kept}
+
+    def add(self, answers: Answered) -> None:
+        """Keep a batch of answers, and tell the progress with the time left by the pace so far."""
+        now = time.monotonic()
+        kept = {at: (reward, getattr(reward, "why", None), *rest) for at, (reward, *rest) in answers.items()}
+        self.batches.append({"of": self.key, "answers": kept, "seconds": now - self.since})
+        append_json(self.path, self.batches[-1])
+        self.done, self.since = self.done + len(answers), now
+        if now - self.told >= EVERY or self.done == self.responses:
+            left = (now - self.began) / (self.done - self.kept) * (self.responses - self.done)
+            print(f"held-out scores: {self.done} of {self.responses} responses, {duration(left)} left", flush=True)
+            self.told = now
+
+    def finish(self) -> None:
+        """Note the pace and remove the responses, which are in the scores now."""
+        pace = {"responses": self.done, "seconds": sum(batch["seconds"] for batch in self.batches)}
+        write_json(self.path.parent / "logs/scoring.json", pace)
+        self.path.unlink(missing_ok=True)
 
 
 def load_export(record: Path, accelerator: str = "cpu") -> tuple[PreTrainedModel, Any]:
@@ -134,16 +177,6 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
-def contents(export: Path, start: Path, validation: list[Path]) -> dict[str, Any]:
-    """Return the contents of an export, of the splits, and of `start`: rollouts of a parent, a config, or a record."""
-    beside = read_record(start, ExportRecord)["content"] if start.suffix == ".json" else sha256_file(start)
-    return {
-        "export": read_record(export, ExportRecord)["content"],
-        "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
-        "start": [start.name, beside],
-    }
-
-
 def main(
     recipe: Path,
     export: Annotated[Path, "the stage's hf/record.json"],
@@ -167,10 +200,15 @@ def main(
     register(own)
     if evaluation.gym:
         register_gym(evaluation.gym, evaluation.gym_servers, gym_python)
-    decoding = evaluation.decoding
-    gym = repr((evaluation.gym, evaluation.gym_servers))
-    hashes = {name: sha256_file(path) for name, path in own.items()}
-    asked = {"decoding": decoding, "environments": hashes, "gym": gym, **contents(export, start, validation)}
+    decoding, is_export = evaluation.decoding, start.suffix == ".json"
+    asked = {
+        "decoding": decoding,
+        "environments": {name: sha256_file(path) for name, path in own.items()},
+        "gym": repr((evaluation.gym, evaluation.gym_servers)),
+        "export": read_record(export, ExportRecord)["content"],
+        "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
+        "start": [start.name, read_record(start, ExportRecord)["content"] if is_export else sha256_file(start)],
+    }
     written = (decoding, rollouts, output)
     training = (export.parent / "model").resolve().parents[1]
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
@@ -192,7 +230,7 @@ def main(
     if start.suffix == ".parquet":
         table = beside_parent(after, read_table(start, ROLLOUTS))
     else:
-        is_export, sampled.key = start.suffix == ".json", keys[1]
+        sampled.key = keys[1]
         model = load_export(start, accelerator) if is_export else fresh_model(read_config(start))
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:

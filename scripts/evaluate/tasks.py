@@ -52,10 +52,8 @@ def key_of(task: Task, evaluation: Evaluation, harness: str) -> str:
 
 def settings_of(task: Task) -> dict[str, Any]:
     """Return the settings of a task in lm-eval's words."""
-    given = task.model_dump(mode="json", include={"num_fewshot", "limit", "gen_kwargs", "include_path"})
-    return {"tasks": [task.task], "log_samples": True} | {
-        key: value for key, value in given.items() if value not in (None, {})
-    }
+    given = task.model_dump(mode="json", exclude={"task", "metric"}, exclude_defaults=True)
+    return {"tasks": [task.task], "log_samples": True} | given
 
 
 def settings_of_model(folder: Path, accelerator: str, evaluation: Evaluation) -> dict[str, Any]:

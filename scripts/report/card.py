@@ -15,9 +15,8 @@ from scripts.program import run_command_line
 from scripts.recipe.resolve import config_text, training_config
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Benchmarks, Evaluation, Gate, Manifest, Record, read_if_there
-from scripts.report.chain import Link, read_chain
-from scripts.report.selection import selection_sentences
-from scripts.report.tree import chain_text
+from scripts.report.chain import Link, chain_text, read_chain
+from scripts.report.scores import selection_sentences
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.provenance import step_text, words_of_skipped
 from scripts.stage.publish import code_among
@@ -77,7 +76,7 @@ def model_card(
 def _without_folders(text: str, chain: list[Link]) -> str:
     """Return the text with every recorded path cut to the last name."""
     values = [value for link in chain for _, value in leaves({**link.record, "config": link.settings or {}})]
-    values += [source["name"] for source in _sources(chain)]
+    values += [name for name, _ in _sources(chain)]
     paths = {value for value in values if isinstance(value, str) and value.startswith(("/", "./"))}
     for path in sorted(paths, key=len, reverse=True):
         text = text.replace(path, Path(path).name)
@@ -106,7 +105,7 @@ def _metadata(
 ) -> ModelCardData:
     """Return the card's YAML; only hub ids become datasets and base models."""
     configs = [link.settings for link in chain if link.settings]
-    named = {source["name"] for source in _sources(chain) if source["revision"] != FOLDER}
+    named = {name for name, revision in _sources(chain) if revision != FOLDER}
     datasets = sorted(filter(HUB_ID.fullmatch, named))
     base = [config["model"]["name"] for config in configs if "name" in config.get("model", {})]
     base += [link.record["model"]["name"] for link in chain if "model" in link.record]
@@ -123,13 +122,11 @@ def _metadata(
     )
 
 
-def _sources(chain: list[Link]) -> list[dict[str, Any]]:
-    recorded = [data["source"] for link in chain if (data := link.record.get("data")) and data["source"]]
-    return [
-        {"name": name, "revision": revision}
-        for source in recorded
-        for name, revision in zip(*(source[key].split(", ") for key in ("name", "revision")), strict=False)
-    ]
+def _sources(chain: list[Link]) -> Iterator[tuple[str, str]]:
+    """Yield name and revision of each recorded source."""
+    for link in chain:
+        if (data := link.record.get("data")) and (source := data["source"]):
+            yield from zip(source["name"].split(", "), source["revision"].split(", "), strict=False)
 
 
 def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:

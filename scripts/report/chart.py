@@ -1,14 +1,19 @@
-"""Small SVG charts: lines over steps, a score over stages.
+"""Small SVG charts: the curves of a stage over the steps, lines over any axis, a score over stages.
 
 Lines differ by dash and by colour (Okabe and Ito's palette, brighter on a dark page by report.css), for print and for
-the colour-blind. The geometry is here, the markup in templates/chart.svg.
+the colour-blind. The geometry is here, the markup in templates/chart.svg, the captions of the curves in charts.yaml.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.report.page import render
+import numpy as np
+import pandas as pd
+import yaml
+
+from scripts.report.page import render, short_name
 
 COLOURS = tuple(
     f"var(--c{place}, {colour})"
@@ -23,6 +28,15 @@ LOG_FROM = 100  # times the smallest value
 LABEL_WIDTH, MOST_IN_HALF = 6.4, 18  # of a character, at most; characters of a label in half a legend
 
 Number = float | int | None
+Metrics = Mapping[str, Sequence[Any]]  # by the names of scripts.stage.tables, an entry a step
+
+
+class Figure(NamedTuple):
+    """A drawn chart with its title and caption."""
+
+    title: str
+    svg: str
+    caption: str
 
 
 class Line(NamedTuple):
@@ -33,21 +47,49 @@ class Line(NamedTuple):
     y: Sequence[Number]
     spread: Sequence[Number] = ()
 
-    def edge(self, sign: int) -> list[float]:
-        """Return the band's upper (1) or lower (-1) edge; empty without a band."""
-        return [y + sign * spread for y, spread in zip(self.y, self.spread, strict=False)]
-
-    def known(self) -> "Line":
-        """Return the line without gaps; a band with gaps goes."""
-        kept = [at for at, y in enumerate(self.y) if is_known(y)]
-        spread = [self.spread[at] for at in kept] if self.spread else []
-        x, y = ([float(values[at]) for at in kept] for values in (self.x, self.y))
-        return Line(self.label, x, y, spread if all(map(is_known, spread)) else ())
+    def known(self) -> pd.DataFrame:
+        """Return the points without gaps (x, y) and the band's edges (low, high); a band with gaps is NaN."""
+        table = pd.DataFrame({"x": self.x, "y": self.y, "spread": self.spread or None}, dtype=float)
+        table = table[np.isfinite(table["y"])]
+        band = table["spread"] if np.isfinite(table["spread"]).all() else math.nan
+        return table.assign(low=table["y"] - band, high=table["y"] + band)
 
 
-def is_known(value: Number) -> bool:
-    """Tell whether a value can be drawn."""
-    return value is not None and math.isfinite(value)
+CHARTS = yaml.load(Path(__file__).with_name("charts.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
+def figures_of(runs: Mapping[str, Metrics]) -> Iterator[Figure]:
+    """Yield a figure for every measured chart, of one run (named "") or of several; six lines a figure."""
+    for chart in CHARTS:
+        lines = list(_lines(chart, runs))
+        parts = [lines[start : start + len(COLOURS)] for start in range(0, len(lines), len(COLOURS))]
+        for number, part in enumerate(parts, start=1):
+            title = chart["title"] + (f" ({number} of {len(parts)})" if len(parts) > 1 else "")
+            if svg := line_chart(title, chart["unit"], part, log=chart.get("log", False)):
+                yield Figure(title, svg, chart["caption"])
+
+
+def _lines(chart: dict[str, Any], runs: Mapping[str, Metrics]) -> Iterator[Line]:
+    """Yield the lines of an entry of charts.yaml; of several runs the first line each, but none by name."""
+    is_alone = len(runs) == 1
+    for run, metrics in runs.items():
+        for column, label in list(chart["columns"].items())[: None if is_alone else 1]:
+            if column not in metrics or ("by_name" in chart and not is_alone):
+                continue
+            steps, values = list(metrics["step"]), list(metrics[column])
+            if "by_name" in chart:
+                columns = columns_by_name(values).items()
+                yield from (Line(short_name(name), steps, numbers.to_list()) for name, numbers in columns)
+                continue
+            spread = list(metrics[chart["spread"]]) if is_alone and chart.get("spread") in metrics else []
+            band = ", with ± std within a group" if np.isfinite(np.array(spread, dtype=float)).any() else ""
+            yield Line(run or label + band, steps, values, spread)
+
+
+def columns_by_name(entries: Iterable[Any]) -> pd.DataFrame:
+    """Return entries of names and numbers as a column for each measured name, by name."""
+    table = pd.DataFrame([dict(entry or ()) for entry in entries], dtype=float).sort_index(axis="columns")
+    return table.loc[:, np.isfinite(table).any()]
 
 
 def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step", log: bool = False) -> str:
@@ -56,50 +98,51 @@ def line_chart(title: str, unit: str, lines: Sequence[Line], axis: str = "step",
     Long lines are drawn by the extremes of each stretch, so spikes stay. `log`: positive values that span more than two
     decades get a log scale.
     """
-    lines = [line.known() for line in lines]
-    xs = [x for line in lines for x in line.x]
-    ys = [y for line in lines for values in (line.y, line.edge(-1), line.edge(1)) for y in values]
-    if not ys:
+    styled = zip([line.label for line in lines], [line.known() for line in lines], COLOURS, DASHES, strict=False)
+    known = [each for each in styled if len(each[1])]
+    if not known:
         return ""
-    labels = [line.label for line in lines if line.label and line.x]
+    whole = pd.concat([points for _, points, *_ in known])
+    lowest, highest = whole[["y", "low", "high"]].stack().agg(["min", "max"])
+    labels = [label for label, *_ in known if label]
     columns = 2 if max(map(len, labels), default=0) <= MOST_IN_HALF else 1
     top, bottom, right = TOP + 15 * math.ceil(len(labels) / columns), HEIGHT - BOTTOM, WIDTH - RIGHT
-    across, x_ticks = _axis(min(xs), max(xs), LEFT, right, whole=True)
-    if log and min(ys) > 0 and max(ys) > LOG_FROM * min(ys):
+    across, x_ticks = _axis(*whole["x"].agg(["min", "max"]), LEFT, right, whole=True)
+    if log and lowest > 0 and highest > LOG_FROM * lowest:
         unit = f"{unit}, log scale"
-        of_power, powers = _axis(math.log10(min(ys)), math.log10(max(ys)), bottom, top, whole=True)
+        of_power, powers = _axis(math.log10(lowest), math.log10(highest), bottom, top, whole=True)
         up, y_ticks = lambda y: of_power(math.log10(y)), [(f"{10.0 ** int(power):g}", at) for power, at in powers]
     else:
-        up, y_ticks = _axis(min(ys), max(ys), bottom, top)
-    styles = zip(lines, COLOURS, DASHES, strict=False)
-    drawn = [_drawn(line, across, up) | {"colour": colour, "dash": dash} for line, colour, dash in styles if line.x]
-    words = "; ".join(
-        f"{line.label + ' ' if line.label else ''}from {line.y[0]:.4g} at {line.x[0]:g} to {line.y[-1]:.4g} at "
-        f"{line.x[-1]:g}, between {min(line.y):.4g} and {max(line.y):.4g}"
-        for line in lines
-        if line.y
-    )
+        up, y_ticks = _axis(lowest, highest, bottom, top)
+    drawn = [
+        _drawn(label, points, across, up) | {"colour": colour, "dash": dash} for label, points, colour, dash in known
+    ]
     place = {"left": LEFT, "right": right, "top": top, "bottom": bottom, "width": WIDTH, "height": HEIGHT}
-    named = {"words": f"{title}: {words}", "unit": unit, "axis": axis, "x_ticks": x_ticks, "y_ticks": y_ticks}
+    words = f"{title}: {'; '.join(line['words'] for line in drawn)}"
+    named = {"words": words, "unit": unit, "axis": axis, "x_ticks": x_ticks, "y_ticks": y_ticks}
     return render("chart.svg", kind="lines", lines=drawn, columns=columns, **named, **place)
 
 
-def _drawn(line: Line, across: Callable[[float], float], up: Callable[[float], float]) -> dict[str, Any]:
-    """Return a line's label, points with their values, edge of the band and, for a short line, marks."""
-    count = len(line.x)
-    size = math.ceil(2 * count / MOST_POINTS) if count > MOST_POINTS else 1
-    stretches = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    band = []
-    if line.spread:
-        low, high = line.edge(-1), line.edge(1)
-        band = [(across(line.x[part[0]]), up(max(high[at] for at in part))) for part in stretches]
-        band += [(across(line.x[part[0]]), up(min(low[at] for at in part))) for part in reversed(stretches)]
-    extremes = [{min(part, key=line.y.__getitem__), max(part, key=line.y.__getitem__)} for part in stretches]
-    kept = [(line.x[at], line.y[at]) for pair in extremes for at in sorted(pair)]
+def _drawn(
+    label: str, line: pd.DataFrame, across: Callable[[float], float], up: Callable[[float], float]
+) -> dict[str, Any]:
+    """Return a line in words, its points with their values, edge of the band and, for a short line, marks."""
+    size = math.ceil(2 * len(line) / MOST_POINTS) if len(line) > MOST_POINTS else 1
+    stretches = line.reset_index(drop=True).groupby(np.arange(len(line)) // size)
+    start, edge = stretches["x"].first(), pd.concat([stretches["high"].max(), stretches["low"].min()[::-1]]).dropna()
+    x, y = line["x"], line["y"]
+    words = f"from {y.iloc[0]:.4g} at {x.iloc[0]:g} to {y.iloc[-1]:.4g} at {x.iloc[-1]:g}"
+    extremes = sorted({*stretches["y"].idxmin(), *stretches["y"].idxmax()})
+    kept = list(zip(x.iloc[extremes], y.iloc[extremes], strict=True))
     points = [(across(x), up(y)) for x, y in kept]
-    pairs = " ".join(f"{x:g}:{y:.4g}" for x, y in kept)
-    marks = points if len(points) <= FEW_POINTS else []
-    return {"label": line.label, "points": points, "pairs": pairs, "band": band, "marks": marks}
+    return {
+        "label": label,
+        "words": f"{label} {words}, between {y.min():.4g} and {y.max():.4g}".lstrip(),
+        "points": points,
+        "pairs": " ".join(f"{x:g}:{y:.4g}" for x, y in kept),
+        "band": [(across(start[stretch]), up(y)) for stretch, y in edge.items()],
+        "marks": points if len(points) <= FEW_POINTS else [],
+    }
 
 
 def _axis(
@@ -124,9 +167,8 @@ def _axis(
 
     digits = max(0, -math.floor(math.log10(step)))
     is_plain = max(abs(low), abs(high)) < 1e5 and (digits <= 3 or max(abs(low), abs(high)) >= 0.01)
-    places = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    labels = [f"{place * step:.{digits}f}" if is_plain else _power(place * step) for place in places]
-    return at, [(label, at(place * step)) for label, place in zip(labels, places, strict=True)]
+    ticks = [place * step for place in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return at, [(f"{tick:.{digits}f}" if is_plain else _power(tick), at(tick)) for tick in ticks]
 
 
 def _power(value: float) -> str:
@@ -146,8 +188,7 @@ def trend(title: str, steps: Sequence[tuple[str, float, Number, Number]], size: 
     left, right, top, bottom = (50, width - 8, 24, height - 38) if is_wide else (30, width - 6, 10, height - 22)
 
     def up(value: float) -> float:
-        share = (value - low) / (high - low)
-        return round(bottom - min(1.0, max(0.0, share)) * (bottom - top), 1)
+        return round(float(np.interp(value, (low, high), (bottom, top))), 1)
 
     across = [round(left + (place + 0.5) * (right - left) / len(values), 1) for place in range(len(values))]
     ends = [(left, "start", labels[0]), (right, "end", labels[-1])][: len(labels)]

@@ -1,6 +1,7 @@
 """Runs side by side on one page: data and settings, scores with intervals of the differences, curves, costs."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,9 +13,8 @@ import pandas as pd
 
 from scripts.errors import UserError
 from scripts.report.chain import starts_of
-from scripts.report.chart import COLOURS
-from scripts.report.curves import Figure, figures_of, short_name
-from scripts.report.page import write_page
+from scripts.report.chart import COLOURS, Figure, figures_of
+from scripts.report.page import short_name, write_page
 from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side
 from scripts.report.trained_stage import TrainedStage, changes_between, differing_settings
 from scripts.stage.bootstrap import Change
@@ -148,11 +148,8 @@ def compare(runs: Mapping[str, Run]) -> list[ComparedStage]:
 def labels_of(folders: list[Path]) -> list[str]:
     """Return the shortest distinct ends of the folders' paths."""
     paths = [folder.resolve().parts for folder in folders]
-    for count in range(1, max(map(len, paths))):
-        labels = ["/".join(parts[-count:]) for parts in paths]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [str(folder) for folder in folders]
+    ends = (["/".join(parts[-count:]) for parts in paths] for count in range(1, max(map(len, paths))))
+    return next((labels for labels in ends if len({*labels}) == len(labels)), [*map(str, folders)])
 
 
 def write_comparison(folders: list[Path], output: Path) -> None:
@@ -163,8 +160,8 @@ def write_comparison(folders: list[Path], output: Path) -> None:
     runs = {label: read_run(folder) for label, folder in zip(labels, folders, strict=True)}
     for problem in (problem for run in runs.values() for problem in run.damaged.values()):
         print(f"left out: {problem}", file=sys.stderr)
-    comparisons, refused = compare(runs), dict[str, list[str]]()
+    comparisons, refused = compare(runs), defaultdict(list)
     for stage in comparisons:
         for run, why in stage.apart.items():
-            refused.setdefault(f"{run} beside {stage.run}: {why}", []).append(stage.name)
+            refused[f"{run} beside {stage.run}: {why}"].append(stage.name)
     write_page(output, "compare.html", runs=runs, comparisons=comparisons, refused=refused)

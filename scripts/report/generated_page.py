@@ -10,8 +10,7 @@ from scripts.files import read_json
 from scripts.program import run_command_line
 from scripts.records import Manifest, read_record
 from scripts.report.chart import Line, line_chart
-from scripts.report.curves import short_name
-from scripts.report.page import write_page
+from scripts.report.page import short_name, write_page
 
 BINS = 20
 
@@ -42,15 +41,15 @@ def _figures(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     ]
     if chart := line_chart("Prompts by pass rate", "prompts", rates, "pass rate, %"):
         yield "Prompts by pass rate", chart, "Prompts that are never (0) or always (100) solved teach GRPO nothing."
-    if lengths := found["lengths"]:
-        width = max(1, -(-max(max(pair) for pair in lengths) // BINS))
-        lines = []
-        for place, label in enumerate(("chosen", "rejected")):
-            counts = np.bincount([pair[place] // width for pair in lengths], minlength=BINS + 1)
-            lines.append(Line(label, range(0, width * (BINS + 1), width), counts.tolist()))
-        says = (
-            f"The longer response is chosen in {found['longer_chosen']:.0%} of the pairs: what length alone predicts."
-        )
+    if found["lengths"]:
+        pairs = np.array(found["lengths"])
+        width = max(1, -(-pairs.max() // BINS))
+        lines = [
+            Line(label, range(0, width * (BINS + 1), width), np.bincount(tokens // width, minlength=BINS + 1).tolist())
+            for label, tokens in zip(("chosen", "rejected"), pairs.T, strict=True)
+        ]
+        longer = f"{found['longer_chosen']:.0%}"
+        says = f"The longer response is chosen in {longer} of the pairs: what length alone predicts."
         yield "Responses by length", line_chart("Responses by length", "responses", lines, "tokens"), says
 
 

@@ -9,6 +9,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from scripts.files import duration, write_text
+from scripts.stage.bootstrap import Change
 
 _TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -38,7 +39,13 @@ def short_name(environment: str) -> str:
     return environment.removesuffix("_with_argument_comparison_agent")
 
 
+def direction(change: Change) -> int:
+    """Return 1 where a change's interval lies above 0, -1 where below, 0 where around 0 or unknown."""
+    return 0 if change["low"] is None else (change["low"] > 0) - (change["high"] < 0)
+
+
 _TEMPLATES.filters |= {"number": number_text, "short": short_name, "share": score_text, "svg": Markup, "zip": zip}
+_TEMPLATES.filters |= {"direction": direction, "mark": lambda change: {1: "▲", -1: "▼"}.get(direction(change), "")}
 _TEMPLATES.filters |= {"change": partial(score_text, sign="+"), "time": lambda hours: duration(3600 * hours)}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from scripts.errors import shortened
 from scripts.report.page import short_name
@@ -70,14 +70,9 @@ def _shown(row: pd.Series, longest: int = LONGEST_TEXT) -> dict[str, Any]:
 
 def marked(before: str, after: str) -> tuple[Markup, Markup]:
     """Return two texts as HTML with removed words in <del> and added words in <ins>."""
-    old, new = _WORDS.findall(before), _WORDS.findall(after)
-    steps = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    return (
-        Markup().join(_tagged("del", tag, old[start:end]) for tag, start, end, _, _ in steps),
-        Markup().join(_tagged("ins", tag, new[start:end]) for tag, _, _, start, end in steps),
-    )
-
-
-def _tagged(name: str, tag: str, words: list[str]) -> Markup:
-    text = escape("".join(words))
-    return text if tag == "equal" or not text else Markup("<{0}>{1}</{0}>").format(name, text)
+    old, new, sides = _WORDS.findall(before), _WORDS.findall(after), {"del": Markup(), "ins": Markup()}
+    for kind, *places in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        for tag, words, (start, end) in (("del", old, places[:2]), ("ins", new, places[2:])):
+            text = "".join(words[start:end])
+            sides[tag] += text if kind == "equal" or not text else Markup("<{0}>{1}</{0}>").format(tag, text)
+    return sides["del"], sides["ins"]

@@ -1,34 +1,25 @@
-"""Scores of a stage's held-out rows and benchmarks, with their changes."""
+"""Scores of a stage's held-out rows and benchmarks, with their changes, and the warnings on chosen scores."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.records import Benchmark, Benchmarks, Evaluation, Scores
+from scripts.records import (
+    Benchmark,
+    Benchmarks,
+    CheckpointRecord,
+    Choice,
+    Evaluation,
+    Scores,
+    read_if_there,
+    read_record,
+)
 from scripts.report.page import short_name
 from scripts.stage.bootstrap import Change
+from scripts.stage.paths import StagePaths
 
-
-class Interval(NamedTuple):
-    """A change with its 95 % interval; None: unknown."""
-
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-
-    @classmethod
-    def of(cls, change: Change | None, value: float | None = None) -> "Interval":
-        """Return a recorded change; without a record the value alone."""
-        return cls(change["value"], change["low"], change["high"]) if change else cls(value)
-
-    @property
-    def direction(self) -> int:
-        """1 where the interval lies above 0, -1 where below, else 0."""
-        return 0 if self.low is None else (self.low > 0) - (self.high < 0)
-
-    @property
-    def mark(self) -> str:
-        """The sign of a clear change."""
-        return {1: "▲", -1: "▼", 0: ""}[self.direction]
+UNKNOWN: Change = {"value": None, "low": None, "high": None}
+"""A change without value or interval."""
 
 
 class Score(NamedTuple):
@@ -41,8 +32,8 @@ class Score(NamedTuple):
     rows: int | None
     before: float | None
     after: float
-    change: Interval
-    from_first: Interval
+    change: Change
+    from_first: Change
     error: float | None
     cut: float | None
 
@@ -72,8 +63,8 @@ def _score(name: str, entry: Scores | Benchmark) -> Score:
         rows=entry.get("rows", entry.get("samples")),
         before=before,
         after=after,
-        change=Interval.of(entry.get("change"), None if before is None else after - before),
-        from_first=Interval.of(entry.get("change_from_first")),
+        change=entry.get("change") or UNKNOWN | {"value": None if before is None else after - before},
+        from_first=entry.get("change_from_first") or UNKNOWN,
         error=entry.get("stderr"),
         cut=entry.get("cut"),
     )
@@ -86,3 +77,32 @@ def scores_side_by_side(
     columns = [{score.name: score for score in scores_in(record)} for record in records]
     names = dict.fromkeys(name for scores in columns for name in scores)
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
+
+
+def selection_sentences(results: Path, chain: list[str]) -> list[str]:
+    """Return the warnings on the scores of a chain's last stage; `chain`: folders' names, parents first.
+
+    Scores that chose a stage overestimate it, the test split's score does not.
+    """
+    records = [read_if_there(StagePaths(results / name).record, CheckpointRecord) for name in chain]
+    trained = [(record["identity"], record["step"]) for record in records if record]
+    says, ends = [], [StagePaths(results / chain[-1])]
+    for path in sorted(results.glob("*/choice.json")):
+        choice = read_record(path, Choice)
+        among = len(choice["candidates"])
+        for each in choice["candidates"]:
+            key = each["identity"], each["step"]
+            if among > 1 and each["name"] in choice["chosen"] and key in trained:
+                chosen = f"{each['name']} was chosen among {among} by {choice['by']}"
+                says.append(f"{chosen}, on the rows scored here, so the scores overestimate it.")
+                ends += [StagePaths(path.parent)] if key == trained[-1] else []
+    test = next((found for folder in ends if (found := read_if_there(folder.test, Evaluation))), None)
+    if test is not None:
+        mean, change = test["mean"], test["mean"]["change"]
+        figure = f"{mean['after']:.2f} after {chain[-1]}, {mean['before']:.2f} of the model that the chain started from"
+        if change:
+            figure += f" ({change['value']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
+        says.append(f"On the test split, which no choice has used: {figure}.")
+    elif says:
+        says.append("For a score without this bias, set evaluation.test: true in the recipe and test: N in a blend.")
+    return list(dict.fromkeys(says))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from scripts.program import run_command_line
 from scripts.records import Manifest, Preflight, read_if_there, read_record
-from scripts.report.curves import columns_by_name, figures_of
+from scripts.report.chart import columns_by_name, figures_of
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
 from scripts.report.scores import scores_by_tag, scores_of
@@ -45,10 +45,9 @@ def main(
 def _data_uri(metrics: pd.DataFrame) -> str:
     """Return the steps as CSV in a data URI, with columns for rewards, divergences and seconds by name."""
     maps = {"environment_rewards": "reward/", "divergences": "divergence/", "timing": "seconds/"}
-    table = metrics.drop(columns=maps.keys(), errors="ignore").set_index("step")
+    table = metrics.drop(columns=[*maps]).set_index("step")
     for column, prefix in maps.items():
-        columns = columns_by_name(metrics.get(column, ()))
-        table = table.join(pd.DataFrame(columns, index=table.index).add_prefix(prefix))
+        table = table.join(columns_by_name(metrics[column]).set_index(table.index).add_prefix(prefix))
     text = table.dropna(axis="columns", how="all").to_csv(float_format="%.6g")
     return f"data:text/csv;base64,{base64.b64encode(text.encode()).decode()}"
 

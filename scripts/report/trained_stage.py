@@ -1,13 +1,15 @@
-"""The files of a published stage, as the pages show them."""
+"""The files of a published stage, as the pages show them, and the cost by hours and GPU-hours of the attempts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import pandas as pd
 
 from scripts.errors import UserError
+from scripts.files import duration
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
 from scripts.records import (
@@ -21,8 +23,9 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
-from scripts.report.cost import Cost, cost_of
-from scripts.report.page import short_name
+from scripts.report.page import number_text, short_name
+from scripts.report.scores import scores_of
+from scripts.stage.attempts import read_attempts
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
@@ -31,9 +34,42 @@ AS_OF = ".step-"
 """The mark between a stage's name and the step of an earlier checkpoint."""
 
 
+class Cost(NamedTuple):
+    """Hours of a stage.
+
+    `hours` is the wall time of all attempts, `step_hours` the share spent in steps of the final weights; the rest went
+    into starting, saving and repeated steps. `gpu_hours` is None where an attempt does not tell its GPUs. `at_least`:
+    an attempt was killed, so only the steps left behind count.
+    """
+
+    attempts: int
+    hours: float
+    step_hours: float
+    gpu_hours: float | None
+    at_least: bool
+
+    @property
+    def mark(self) -> str:
+        """The sign in front of a lower bound."""
+        return "≥ " if self.at_least else ""
+
+    @property
+    def text(self) -> str:
+        """Hours and known GPU-hours in words."""
+        gpu_hours = f", {self.mark}{number_text(self.gpu_hours)} GPU-hours" if self.gpu_hours else ""
+        return f"{self.mark}{duration(3600 * self.hours)}{gpu_hours}"
+
+
 def is_trained(paths: StagePaths) -> bool:
     """Tell whether the stage has published a checkpoint and metrics."""
     return paths.record.exists() and paths.metrics.exists()
+
+
+def part(read: Callable[["TrainedStage"], Any], about: str) -> cached_property:
+    """Return the property of a part of a stage, read once when first asked for."""
+    found = cached_property(read)
+    found.__doc__ = about
+    return found
 
 
 @dataclass(frozen=True)
@@ -48,10 +84,11 @@ class TrainedStage:
             getattr(self, part)
         return self
 
-    @cached_property
-    def record(self) -> CheckpointRecord:
-        """The checkpoint's record."""
-        return read_record(self.paths.record, CheckpointRecord)
+    record = part(lambda stage: read_record(stage.paths.record, CheckpointRecord), "The checkpoint's record.")
+    cost = part(lambda stage: cost_of(stage.paths.run, stage.metrics["seconds"]), "The Cost of all attempts.")
+    settings = part(lambda stage: dict(leaves(read_values(stage.paths.config))), "The resolved config by dotted keys.")
+    evaluation = part(lambda stage: read_if_there(stage.paths.evaluation, Evaluation), "The held-out scores, or None.")
+    benchmarks = part(lambda stage: read_if_there(stage.paths.benchmarks, Benchmarks), "Scores on benchmarks, or None.")
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -60,26 +97,6 @@ class TrainedStage:
         if metrics.empty:
             raise UserError(f"{self.paths.metrics}: damaged (no step in it); {AGAIN}")
         return metrics
-
-    @cached_property
-    def cost(self) -> Cost:
-        """The cost of all attempts."""
-        return cost_of(self.paths.run, self.metrics["seconds"])
-
-    @cached_property
-    def settings(self) -> dict[str, Any]:
-        """The resolved config with dotted keys."""
-        return dict(leaves(read_values(self.paths.config)))
-
-    @cached_property
-    def evaluation(self) -> Evaluation | None:
-        """The held-out scores."""
-        return read_if_there(self.paths.evaluation, Evaluation)
-
-    @cached_property
-    def benchmarks(self) -> Benchmarks | None:
-        """The scores on benchmarks."""
-        return read_if_there(self.paths.benchmarks, Benchmarks)
 
     @cached_property
     def rollouts(self) -> pd.DataFrame | None:
@@ -119,8 +136,7 @@ class TrainedStage:
     @cached_property
     def criteria(self) -> list[JudgedCriterion]:
         """The gate's criteria with values and outcomes."""
-        judged = read_if_there(self.paths.criteria, Criteria)
-        return judged["criteria"] if judged else []
+        return (read_if_there(self.paths.criteria, Criteria) or {"criteria": []})["criteria"]
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -146,16 +162,50 @@ class TrainedStage:
         }
 
 
+def total(costs: Iterable[Cost]) -> Cost:
+    """Return the sum over stages; GPU-hours are the known ones, None where none are."""
+    costs = list(costs)
+    known = [cost.gpu_hours for cost in costs if cost.gpu_hours is not None]
+    return Cost(
+        attempts=sum(cost.attempts for cost in costs),
+        hours=sum(cost.hours for cost in costs),
+        step_hours=sum(cost.step_hours for cost in costs),
+        gpu_hours=sum(known) if known else None,
+        at_least=any(cost.at_least for cost in costs),
+    )
+
+
+def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
+    """Return the cost of the steps that `step_seconds` lists, by the attempts of a run directory.
+
+    Without recorded attempts the steps alone count, as a lower bound. A killed attempt came at least to the step where
+    the next one went on; an attempt beyond the last step counts by its share of steps.
+    """
+    in_steps, last, pace = float(step_seconds.sum()) / 3600, len(step_seconds), step_seconds.median()
+    attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
+    if not attempts:
+        return Cost(0, in_steps, in_steps, None, at_least=True)
+    table = pd.DataFrame(attempts, columns=["from", "to", "time", "ended", "gpus"], dtype=float)
+    to_last = (last - table["from"]) / (table["to"].clip(lower=last) - table["from"])
+    killed = (table["from"].shift(-1, fill_value=last) - table["from"]) * pace
+    hours = (to_last * (table["ended"] - table["time"])).fillna(killed).clip(lower=0) / 3600
+    return Cost(
+        attempts=len(attempts),
+        hours=float(hours.sum()),
+        step_hours=min(in_steps, float(hours.sum())),
+        gpu_hours=None if table["gpus"].isna().any() else float((hours * table["gpus"]).sum()),
+        at_least=bool(table["ended"].isna().any()),
+    )
+
+
 def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
     """Return the cells of held-out scores; empty without scores or comparison."""
-    if evaluation is None:
-        return dict.fromkeys(("held_out_before", "held_out_after", "worst_environment", "worst_change"))
-    scored = {name: entry for name, entry in evaluation["environments"].items() if entry["before"] is not None}
-    changes = {short_name(name): entry["after"] - entry["before"] for name, entry in scored.items()}
+    *environments, mean = scores_of(evaluation) or [None]
+    changes = {score.name: score.after - score.before for score in environments if score.before is not None}
     return {
-        "held_out_before": evaluation["mean"]["before"],
-        "held_out_after": evaluation["mean"]["after"],
-        "worst_environment": min(changes, key=lambda name: changes[name], default=None),
+        "held_out_before": mean and mean.before,
+        "held_out_after": mean and mean.after,
+        "worst_environment": min(changes, key=changes.get, default=None),
         "worst_change": min(changes.values(), default=None),
     }
 

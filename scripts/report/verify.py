@@ -1,8 +1,8 @@
 """Verify the files of a chain against the records: every hash, and every hash of hashes."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -16,8 +16,7 @@ from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export
 SHOWN_FROM_SECONDS = 2.0
 
 
-@dataclass(frozen=True)
-class Recorded:
+class Recorded(NamedTuple):
     """A file with the recorded size and hash (None: not recorded), and the record."""
 
     path: Path
@@ -26,40 +25,36 @@ class Recorded:
     record: Path
 
 
-@dataclass
-class Verification:
+class Verification(NamedTuple):
     """The number of files and bytes read, and a line a problem."""
 
-    files: int = 0
-    bytes: int = 0
-    problems: list[str] = field(default_factory=list)
+    files: int
+    bytes: int
+    problems: list[str]
 
 
 def verify(chain: list[Link]) -> Verification:
     """Compare a chain's files with the records; a file of several names is read once."""
-    problems = dict.fromkeys(line for link in chain for line in _contradictions(link))
-    return _compare([item for link in chain for item in _files_of(link)], list(problems))
+    problems = [line for link in chain for line in _contradictions(link)]
+    return _compare([item for link in chain for item in _files_of(link)], problems)
 
 
 def verify_export(link: Link) -> Verification:
     """Compare a stage's export with the export's record."""
-    return _compare(list(_exported(link)), list(_export_contradictions(link)))
+    return _compare(_exported(link), _export_contradictions(link))
 
 
-def _compare(recorded: list[Recorded], problems: list[str]) -> Verification:
-    wanted, found = list(dict.fromkeys(recorded)), Verification(problems=problems)
-    hashed: dict[tuple[int, int], str] = {}
+def _compare(recorded: Iterable[Recorded], problems: Iterable[str]) -> Verification:
+    wanted, hashed = list(dict.fromkeys(recorded)), dict[tuple[int, int], tuple[int, str]]()
     total = sum(item.path.stat().st_size for item in wanted if item.sha256 and item.path.is_file())
     bar = {"unit": "B", "unit_scale": True, "delay": SHOWN_FROM_SECONDS, "leave": False, "disable": None}
     with tqdm(total=total, desc="verifying", **bar) as progress:
-        for item in wanted:
-            if problem := _problem_of(item, hashed, progress, found):
-                found.problems.append(problem)
-    return found
+        found = [problem for item in wanted if (problem := _problem_of(item, hashed, progress))]
+    return Verification(len(wanted), sum(size for size, _ in hashed.values()), [*dict.fromkeys(problems), *found])
 
 
-def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tqdm, found: Verification) -> str | None:
-    found.files += 1
+def _problem_of(item: Recorded, hashed: dict[tuple[int, int], tuple[int, str]], progress: tqdm) -> str | None:
+    """Return a file's problem; `hashed` has size and hash of the files read so far, by device and inode."""
     if not item.path.is_file():
         return f"{item.path}: missing ({item.record} lists it)"
     status = item.path.stat()
@@ -67,13 +62,12 @@ def _problem_of(item: Recorded, hashed: dict[tuple[int, int], str], progress: tq
         return f"{item.path}: has {status.st_size} bytes, but {item.record} says {item.size}"
     if item.sha256 is None:
         return None
-    key = (status.st_dev, status.st_ino)
-    if key not in hashed:
-        hashed[key] = sha256_file(item.path)
-        found.bytes += status.st_size
+    if (key := (status.st_dev, status.st_ino)) not in hashed:
+        hashed[key] = status.st_size, sha256_file(item.path)
     progress.update(status.st_size)
-    if hashed[key] != item.sha256:
-        return f"{item.path}: has the SHA-256 {hashed[key][:16]}, but {item.record} says {item.sha256[:16]}"
+    _, sha256 = hashed[key]
+    if sha256 != item.sha256:
+        return f"{item.path}: has the SHA-256 {sha256[:16]}, but {item.record} says {item.sha256[:16]}"
     return None
 
 

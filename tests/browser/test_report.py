@@ -15,11 +15,9 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from scripts.files import read_json
 from scripts.report.compare import write_comparison
-from scripts.report.environments import write_environments_page
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
+from scripts.report.pages import write_environments_page, write_sweep_page
 from scripts.report.stage_page import main as write_stage_page
-from scripts.report.sweep import write_sweep_page
 from tests.programs import until
 from tests.report_files import rollout, write_manifest, write_rollouts, write_stage
 

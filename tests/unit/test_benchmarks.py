@@ -18,7 +18,7 @@ from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
 from scripts.report.card import model_card
-from scripts.report.environments import write_environments_page
+from scripts.report.pages import write_environments_page
 from scripts.report.stage_page import main as write_stage_page
 from tests.cases import cases
 from tests.conftest import ROOT, SHORT, refusal

@@ -19,10 +19,9 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import sync_configs
 from scripts.records import Choice, read_record
 from scripts.report.card import model_card
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
 from scripts.report.pages import rows_of
-from scripts.report.selection import selection_sentences
+from scripts.report.scores import selection_sentences
 from scripts.stage.bootstrap import changes, interval, resample
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROLLOUTS, write_table

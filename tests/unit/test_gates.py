@@ -9,7 +9,7 @@ import pytest
 
 from scripts.errors import UserError
 from scripts.evaluate import gate
-from scripts.evaluate.gate import criteria_record, judge
+from scripts.evaluate.gate import criteria_record, judge, judge_steps, refuse_divergence
 from scripts.evaluate.results import (
     Answer,
     beside_model,
@@ -17,7 +17,6 @@ from scripts.evaluate.results import (
     evaluation_record,
     format_mean,
 )
-from scripts.evaluate.step_criteria import judge_steps, refuse_divergence
 from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe

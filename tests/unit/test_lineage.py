@@ -11,8 +11,7 @@ from scripts.backends.protocol import backend_of
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
-from scripts.report.chain import read_chain
-from scripts.report.tree import chain_text
+from scripts.report.chain import chain_text, read_chain
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.provenance import code_revision, parent_of, trained_by
 from scripts.stage.publish import export_checkpoint

@@ -11,7 +11,7 @@ from tensorboard.util.tensor_util import make_tensor_proto
 
 from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.errors import UserError
-from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.evaluate.gate import refuse_divergence
 from scripts.recipe.load import load_recipe
 from scripts.stage.progress import read_log
 from tests.conftest import ROOT

@@ -27,13 +27,10 @@ from scripts.records import (
     SourceRecord,
     read_record,
 )
-from scripts.report.chain import read_chain, readable
-from scripts.report.environments import write_environments_page
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
-from scripts.report.pages import rows_of
+from scripts.report.chain import chain_text, read_chain, readable
+from scripts.report.overview import Lineage, write_overview
+from scripts.report.pages import rows_of, write_environments_page
 from scripts.report.stage_page import main as write_stage_page
-from scripts.report.tree import chain_text
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths

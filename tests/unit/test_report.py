@@ -14,18 +14,15 @@ import pytest
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import parse_config
-from scripts.report.chart import MOST_POINTS, Line, line_chart
+from scripts.report.chart import MOST_POINTS, Line, figures_of, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
-from scripts.report.cost import cost_of
-from scripts.report.curves import figures_of, short_name
-from scripts.report.environments import colour, write_environments_page
-from scripts.report.improvement import Lineage
-from scripts.report.overview import write_overview
+from scripts.report.overview import Lineage, write_overview
+from scripts.report.page import direction, short_name
+from scripts.report.pages import colour, read_variants, write_environments_page, write_sweep_page
 from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
 from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import main as write_stage_page
-from scripts.report.sweep import read_variants, write_sweep_page
-from scripts.report.trained_stage import TrainedStage, differing_settings
+from scripts.report.trained_stage import TrainedStage, cost_of, differing_settings
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
 from tests import programs
@@ -321,10 +318,10 @@ def test_settings_that_differ_are_told_with_both_values():
 def test_a_change_is_clear_when_its_interval_leaves_out_0():
     evaluations = (evaluation("a"), evaluation("a", spread=0.5), evaluation("a", None))
     clear, unclear, unknown = (scores_of(scored)[0].change for scored in evaluations)
-    assert (clear.mark, unclear.mark, unknown.mark, unknown.value) == ("▲", "", "", None)
+    assert [*map(direction, (clear, unclear, unknown))] == [1, 0, 0] and unknown["value"] is None
     entry = {"before": 0.25, "after": 0.5}
     scores = scores_of({"environments": {MATH: {"rows": 1} | entry}, "mean": entry})
-    assert [(score.change.value, score.change.low) for score in scores] == [(0.25, None)] * 2
+    assert [(score.change["value"], score.change["low"]) for score in scores] == [(0.25, None)] * 2
 
 
 def test_the_heat_map_has_a_number_in_every_cell_and_marks_clear_changes(tmp_path):

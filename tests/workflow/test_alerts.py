@@ -100,7 +100,7 @@ def test_a_gate_that_stops_and_the_preflight_that_waits_for_a_person_are_told_on
 
 def test_a_stall_and_a_divergence_are_told_once(copied):
     backend = copied.root / "scripts/backends/light/backend.py"
-    code = "from scripts.errors import StalledError\nfrom scripts.evaluate.step_criteria import refuse_divergence\n"
+    code = "from scripts.errors import StalledError\nfrom scripts.evaluate.gate import refuse_divergence\n"
     text = backend.read_text().replace("\nSIZE =", f"{code}\nSIZE =").replace("\n            stops = ", WATCHED)
     backend.write_text(text)
     copied.change("child1", steps=33, gate=[{"metric": "max_grad_norm", "max": 0.5}])

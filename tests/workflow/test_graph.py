@@ -12,8 +12,7 @@ import yaml
 
 from benchmarks.striking.chain import Chain
 from benchmarks.striking.kinds import Kind, graph_recipe
-from scripts.report.chain import read_chain
-from scripts.report.tree import chain_text
+from scripts.report.chain import chain_text, read_chain
 from scripts.report.verify import verify
 
 STOPS = [{"metric": "max_grad_norm", "max": 0.5, "action": "stop"}]

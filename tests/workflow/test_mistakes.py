@@ -12,10 +12,10 @@ import pytest
 import yaml
 from snakemake import cli
 
+from scripts.commands.doctor import lacking_rows, other_version, problems
 from scripts.commands.plan import dry_run_text, plan_text
 from scripts.commands.prepare import refuse_taken_folder
 from scripts.commands.project import Project
-from scripts.commands.ready import lacking_rows, other_version, problems
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.pretrained import _check_one_template

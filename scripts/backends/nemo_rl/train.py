@@ -36,7 +36,7 @@ from scripts.backends.nemo_rl.runtime import Runtime, clear, container_environme
 from scripts.backends.nemo_rl.training import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError, warn
-from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.evaluate.gate import refuse_divergence
 from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.records import Manifest, read_if_there

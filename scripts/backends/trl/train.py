@@ -27,7 +27,7 @@ from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks,
 from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
-from scripts.evaluate.step_criteria import refuse_divergence
+from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
