@@ -34,7 +34,7 @@ long: setup
 	@$(VENV)/bin/python -m pytest --numprocesses 3 -m long tests
 
 unit: setup
-	@$(VENV)/bin/python -m pytest --numprocesses 3 -m "not slow and not long" tests/unit
+	@$(VENV)/bin/python -m pytest --numprocesses 2 -m "not slow and not long" tests/unit
 
 lint: setup
 	@$(VENV)/bin/ruff check .

@@ -50,6 +50,7 @@ class Job:
     accelerator: str = "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("is_fast", "computed"), [(True, "bfloat16"), (False, "float32")])
 def test_a_slow_cpu_trains_in_float32_and_says_so(monkeypatch, capsys, is_fast, computed):
     setup = pytest.importorskip("scripts.backends.trl.setup")

@@ -121,6 +121,7 @@ def test_of_equal_candidates_the_first_is_chosen_and_all_are_tied(tmp_path):
     assert found[1]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
 
 
+@pytest.mark.slow
 def test_the_truly_best_is_chosen_or_tied_about_as_often_as_is_said():
     generator, held, rounds = np.random.default_rng(3), 0, 150
     for _ in range(rounds):

@@ -473,6 +473,7 @@ DATA_SET = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_card", [True, False], ids=["card", "names"])
 @cases("download.chosen", "said", "file", "rows")
 def test_a_subset_and_a_split_are_the_files_of_the_card_or_of_the_names(said, file, rows, has_card, served, fetched):

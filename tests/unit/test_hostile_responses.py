@@ -18,6 +18,7 @@ def test_there_are_enough_of_them_for_every_verifier_here():
     assert here - thrown_at <= others
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hostile.IN_PROCESS)
 def test_none_is_paid_or_raises_or_takes_long(name):
     assert hostile.throw(hostile.IN_PROCESS[name], hostile.HOSTILE.values()) == []

@@ -360,6 +360,7 @@ UNTRIED = {"FAIL_TO_PASS": []}
 FIX = f"printf '{RIGHT}' > sums.py; git commit -qam fix".replace("\n", "\\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "facts", "says"),
     [

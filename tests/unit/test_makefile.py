@@ -26,6 +26,7 @@ def old_pythons() -> list[str]:
     return [path for path in [*names, *managed] if path and works(path)]
 
 
+@pytest.mark.slow
 def test_a_python_too_old_is_refused_before_anything_is_made(tmp_path):
     if not (found := old_pythons()):
         pytest.skip("no Python older than 3.11 on this machine")

@@ -411,6 +411,7 @@ CARDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 def test_a_damaged_data_card_is_fine_or_one_message(card, monkeypatch):
     monkeypatch.setattr("scripts.rows.bounds.SECONDS", 1)
@@ -430,6 +431,7 @@ LOOPS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", LOOPS, ids=range(len(LOOPS)))
 def test_a_template_without_an_end_is_ended(tmp_path, soon, template):
     """So is a template of whatever memory: each adds less than the limit."""
@@ -444,7 +446,7 @@ def test_a_template_without_an_end_is_ended(tmp_path, soon, template):
 def test_a_pattern_that_backtracks_is_ended(soon):
     part = Part(remove="(a+)+$")
     mapper = Mapper(part, "demonstrations", ("prompt", "completion"), is_table=False)
-    said = refusal(mapper.row_of, {"prompt": "x", "completion": "a" * 40 + "b"})
+    said = refusal(mapper.make, {"prompt": "x", "completion": "a" * 40 + "b"})
     assert said == "remove: (a+)+$: takes more than 1 s; look for a loop"
 
 

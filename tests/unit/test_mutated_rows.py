@@ -15,6 +15,7 @@ from scripts.backends.trl import tokenization
 ROWS = 192
 
 
+@pytest.mark.slow
 def test_a_damaged_row_is_refused_with_its_place_or_trained_as_meant():
     found = list(outcomes(ROWS, seed=7))
     assert [(shape, says, line) for shape, outcome, says, line in found if outcome == "failed"] == []

@@ -134,6 +134,7 @@ def test_there_are_51_production_stages():
     assert len(STAGES) == 51, "45 of models, six generic steps"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage"), STAGES)
 def test_every_stages_driver_is_reached_with_all_that_it_is_told(started, container, tmp_path, name, stage):
     done, launch, called = started(name, stage)

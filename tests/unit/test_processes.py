@@ -58,6 +58,7 @@ def work(number):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("pool", POOLS)
 def test_workers_end_with_a_program_that_is_killed(pool, number):

@@ -13,7 +13,9 @@ from scripts.backends.trl.algorithm import PACKAGES
 from scripts.errors import UserError
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.recipe import STAGES
 from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import pinned_versions, read_yaml
 from tests.cases import cases
@@ -209,3 +211,19 @@ def test_a_test_split_needs_test_rows_and_one_thing_to_score_on_them(edited, ref
     assert recipe.evaluation.tested_stages(recipe) == ["rlhf.best-held_out_mean"]
     unscored = (asked, "tasks: [gsm8k]\n  test: true")
     assert "evaluation.test: scores held-out rows; say max_new_tokens too" in refused("tiny", *tested, unscored)
+
+
+def test_the_settings_that_change_no_weight_are_these():
+    """A setting is in the resolved config, and so in the identity, unless it is named here."""
+    every = {"parent", "continues", "blend", "checkpointing", "resources", "gate", "default_gate", "quantize", "sweep"}
+    every |= {"best", "max_truncated_share", "template_change"}
+    more = {"grpo": {"gym_servers", "probe", "reward_model"}, "distillation": {"teachers"}}
+    for algorithm, settings in STAGES["trl"].items():
+        assert without_effect(settings) == every | more.get(algorithm, set()), algorithm
+    for algorithm, settings in STAGES["nemo_rl"].items():
+        assert without_effect(settings) == every | {"cluster", "image", "launcher", "logger", "teachers"}, algorithm
+
+
+def without_effect(settings: type[StageSettings]) -> set[str]:
+    """The settings of a stage that its resolved config lacks."""
+    return {*settings.model_fields} - {*settings.config_model.model_fields}

@@ -71,6 +71,7 @@ def alter(path: Path, **values) -> None:
 # --- damage ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_of_any_value_of_any_type_at_any_place_a_record_is_read_or_it_is_one_message(made, tmp_path, name):
     record, path = read_json(made / name), tmp_path / "record.json"

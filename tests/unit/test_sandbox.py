@@ -49,6 +49,7 @@ def test_what_programs_of_contests_do_works(sandbox, program, output):
     assert sandbox.call(program, stdin="1 2\n3").output == output
 
 
+@pytest.mark.slow
 @cases("sandbox.ends", "program", "ended", "error")
 def test_it_ends_in_time_whatever_it_does(sandbox, program, ended, error):
     started = time.monotonic()
@@ -70,6 +71,7 @@ def test_a_value_comes_back_as_data_of_bounded_size_and_depth(value, ended):
     assert sandbox.call(f"def f(): return {value}", "f", []).ended == ended
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     sandbox = Sandbox(RUN)
     sandbox.call("import threading\nwhile True: threading.Thread(target=lambda: input()).start()", seconds=2)
@@ -143,6 +145,7 @@ def test_what_asks_a_training_to_stop_leaves_it_its_servers():
     assert server._process.poll() is None, "Slurm sends these to every process of a job"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "argument", [b"bytes", float, {(1, 2): 3}, functools.reduce(lambda a, _: [a], range(100_000), 1)]
 )
@@ -192,6 +195,7 @@ def test_a_library_folder_is_readable_but_for_the_run_in_it(tmp_path):
     assert confine._outside(tmp_path, [tmp_path.parent]) == [tmp_path]
 
 
+@pytest.mark.slow
 def test_threads_do_not_wait_for_each_other_forever():
     sandbox = Sandbox(RUN)
     threads = [

@@ -32,7 +32,7 @@ def tree(tmp_path):
 
 
 def run(tree) -> int:
-    environment = os.environ | {"PYTHONPATH": str(tree)}
+    environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}  # whose renames count, too
     command = [sys.executable, "-m", "scripts.make", "--stage", "results/sft"]
     return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
 

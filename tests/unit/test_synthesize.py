@@ -42,6 +42,7 @@ def test_the_stand_in_has_the_published_layout(source):
     assert (source / "tables/Skywork/Skywork-OR1-RL-Data/data/math-00000-of-00001.parquet").exists()
 
 
+@pytest.mark.slow
 def test_about_a_fifth_of_the_math_rows_are_placeholders_into_both_tables(source):
     math = [
         row
@@ -62,6 +63,7 @@ def test_every_filled_row_obeys_its_environments_contract(source, tmp_path):
             assert row["responses_create_params"]["input"][0]["content"]
 
 
+@pytest.mark.slow
 def test_the_held_out_rows_prompts_are_trained_on_nowhere(source, tmp_path):
     held_out, trained = set(), set()
     for path in source.glob("*.jsonl"):
@@ -125,6 +127,7 @@ def test_a_preference_prefers_what_earns_the_reward_and_rejects_undeclared_tools
         assert set(row) == {"prompt", "chosen", "rejected"} and row["chosen"] != row["rejected"]
 
 
+@pytest.mark.slow
 def test_pictures_are_data_uris_that_show_what_the_answer_says(others):
     rows = rows_of(others["tiny-omni"] / "vision.jsonl")
     counted = 0

@@ -221,6 +221,7 @@ def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
     assert not StopRequest().is_due(1e9, 1e9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGHUP", 0), ("SIGINT", 1)])
 def test_a_signal_is_a_request_and_only_a_second_ctrl_c_acts_at_once(name, status):
     program = (
@@ -542,6 +543,7 @@ def ready(tmp_path):
     return check
 
 
+@pytest.mark.slow
 def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready, capsys):
     checked = ready()
     tokens, probed = checked.pop("tokens"), checked.pop("reward_probe")

@@ -26,6 +26,7 @@ SHAPE = RandomModel(
 )
 
 
+@pytest.mark.slow
 def test_each_prompts_completions_are_rewarded_together_even_when_two_prompts_are_alike():
     from scripts.backends.trl.measuring import environment_reward
 
