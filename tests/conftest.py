@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).parents[1]
 SHORT = Path(__file__).with_name("short.yaml")
 EVERY_DAY = re.compile(
-    r"tests/(unit/|workflow/test_(catalog|chain|docs_commands|edits|graph|mistakes|project|resume|settings)\."
+    r"tests/(unit/|workflow/test_(catalog|chain|docs_commands|edits|mistakes|resume)\."
     r"|slurm/test_(cluster|submission|workflow)\.)"
 )
 """The files of which `make test` runs all that is not marked; tests of other files are slow."""

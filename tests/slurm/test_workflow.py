@@ -111,6 +111,7 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     assert attempt["nodes"] == 2
 
 
+@pytest.mark.slow
 def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakemake(trained):
     rlhf = "blend: rlhf, loss_fn: {reference_policy_kl_penalty: 0.01}"
     trained.edit(rlhf, rlhf + ", sweep: {policy.optimizer.lr: [2.0e-3, 4.0e-3]}, best: held_out_mean")

@@ -57,6 +57,7 @@ def test_plain_snakemake_makes_everything_says_how_far_it_is_and_has_nothing_to_
     assert "Nothing to be done" in finished.snakemake("--dry-run")
 
 
+@pytest.mark.slow
 def test_chat_answers_as_the_stage_was_scored_and_says_where_an_answer_was_cut(finished):
     rollouts = pd.read_parquet(finished.results / "rlvr1/rollouts.parquet")
     asked = rollouts[~rollouts["prompt"].str.contains("\n")].head(5)
@@ -108,6 +109,7 @@ def test_a_card_splits_laid_out_for_other_tools_and_snakemakes_own_report_are_ma
     assert (copied.root / "mine.html").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 def test_another_run_is_compared_from_its_files_and_stale_by_its_summary_alone(copied):
     other = shutil.copytree(copied.results, copied.root / "other/short", symlinks=True)
     (other / "rlvr1/eval.json").write_text("{")
@@ -153,6 +155,7 @@ def test_a_lineage_is_whole_and_a_stage_published_again_by_another_commit_stays_
     assert copied.planned("results/short/rlhf/hf/record.json") == set()
 
 
+@pytest.mark.slow
 def test_what_the_chain_ends_with_is_scored_on_test_rows_beside_the_model_that_it_started_from(copied):
     copied.edit("  rlvr1:\n    rows: 80\n", "  rlvr1:\n    rows: 80\n    test: 16\n")
     copied.edit("max_new_tokens: 12", "max_new_tokens: 12\n  test: true")
