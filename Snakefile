@@ -75,7 +75,7 @@ rule all:
         f"{RESULTS}/report.html",
         f"{RESULTS}/summary.csv",
         COMPARISON,
-        of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else [])),
+        of_stages("gate.json", *(["tracking.json"] if CONFIG.tracking else []), *(["pushed.json"] if PUSHED else [])),
         of_stages("benchmarks.json", among=BENCHMARKED),
         of_stages("quantized/hf/record.json", among=QUANTIZED),
         expand(f"{RESULTS}/{{choice}}/choice.json", choice=RECIPE.choices),

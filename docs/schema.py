@@ -21,7 +21,12 @@ from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 
 MODELS = {"recipe": Recipe, "site": Site, "config": Config}
-ENVIRONMENTS = {"controller": ("controller",), "trl": ("controller", "trl"), "wandb": ("controller", "wandb")}
+ENVIRONMENTS = {
+    "controller": ("controller",),
+    "trl": ("controller", "trl"),
+    "wandb": ("controller", "wandb"),
+    "remote": ("controller", "remote"),
+}
 
 
 @cache

@@ -1,4 +1,5 @@
 # What leaves the run: model cards, made when asked for, and the log in Weights & Biases, made when configured.
+PUSHED = STAGES if {*PUSHES} & {"published", "exports"} else []
 TRACKED = STAGES if CONFIG.tracking else []
 TRACKING = CONFIG.tracking.model_dump(exclude_none=True) if CONFIG.tracking else {}
 
@@ -26,6 +27,30 @@ rule card:
         facts=[word for key, value in RECIPE.card_facts.items() for word in (f"--{key.replace('_', '-')}", value)],
     shell:
         "python -m scripts.report.card --export {params.export:q} {params.facts:q} --output {output:q} 2> {log:q}"
+
+
+# Beside the next stage's training: nothing that trains waits for it.
+rule push:
+    input:
+        record=f"{RESULTS}/{{stage}}/ckpt/record.json",
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+    output:
+        f"{RESULTS}/{{stage}}/pushed.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/push.log",
+    wildcard_constraints:
+        stage=one_of(PUSHED),
+    conda:
+        "../envs/remote.yaml"
+    resources:
+        **LIGHT,
+    params:
+        ckpt=subpath(input.record, parent=True),
+        store=STORE_URL,
+        what="" if "published" in PUSHES else "--exports-only",
+    shell:
+        "python -m scripts.stage.push --store {params.store:q} --stage {wildcards.stage:q} --ckpt {params.ckpt:q} {params.what}"
+        " --output {output:q} 2> {log:q}"
 
 
 # W&B's key stays in the environment; what W&B keeps in files lies beside the stage.

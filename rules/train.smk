@@ -1,10 +1,16 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
+from scripts.remote.remote_store import RemoteStore
 from scripts.stage.attempts import attempts_of, left_out
 from scripts.stage.state import States
 
-STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), max_age=2.0)
+STORE_URL = CONFIG.store.remote if CONFIG.store else ""
+PULLS = CONFIG.store is not None and CONFIG.store.pull
+PUSHES = CONFIG.store.push if CONFIG.store else []
+STATES = States(
+    RECIPE, Path(RESULTS), Path(CONFIG.results), store=RemoteStore(STORE_URL) if PULLS else None, max_age=2.0
+)
 
 
 def python_of(wildcards):
@@ -129,10 +135,13 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
+        store=STORE_URL if PULLS else "",
+        push_last=STORE_URL if "last" in PUSHES else "",
     shell:
         "exec {params.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {params.results:q}"
         " --stage {wildcards.stage:q} --threads {threads} --site {params.site:q} --call {params.call} --wait --log {params.attempts:q}"
         " --publish-only {params.publishes_only} --after-job {params.waits_for} --root {params.root:q}"
+        " --store {params.store:q} --push-last {params.push_last:q}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 

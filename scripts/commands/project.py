@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import write_json
-from scripts.recipe.config import Config
+from scripts.recipe.config import Config, Store
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import read_if_there
+from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
@@ -30,15 +31,21 @@ class Project:
     results: Path
     over_budget: bool = False
     root: Path | None = None
+    store: Store | None = None
 
     def stages(self) -> list[Stage]:
         """Return every stage, parents first."""
         return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.stage_order()]
 
+    @property
+    def remote(self) -> RemoteStore | None:
+        """Return the remote store to take trainings from; None without one."""
+        return RemoteStore(self.store.remote) if self.store and self.store.pull else None
+
     def states(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
         jobs = latest_jobs(self.results) if self.site.slurm else {}
-        return States(self.recipe, self.results, self.root, jobs).all()
+        return States(self.recipe, self.results, self.root, jobs, self.remote).all()
 
 
 def note_config(config: Config) -> None:
@@ -65,4 +72,4 @@ def project_of(arguments: argparse.Namespace) -> Project:
         print(f"{config.folder}: no such run yet; the recipe is {config.recipe}", file=sys.stderr)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
-    return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results))
+    return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results), config.store)

@@ -24,6 +24,9 @@ def status_text(project: Project) -> str:
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     away = left_out(project.root or project.results) if project.site.slurm else {}
     told = [f"{node} is left out of the next submission, for a day: {why}" for node, why in sorted(away.items())]
+    published = [paths for name in states if (paths := StagePaths(project.results / name)).record.exists()]
+    here = [paths.name for paths in published if project.store and not paths.pushed.exists()]
+    told += [f"{len(here)} of {len(published)} published stages only here: {', '.join(here)}"] if here else []
     return "\n".join([*aligned([head, *rows], left={0, 1, len(head) - 1}), *told])
 
 

@@ -1,7 +1,7 @@
 """config/config.yaml: the first file a user edits."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, PositiveInt
 
@@ -22,6 +22,16 @@ class Alerts(Strict):
     urls: list[Text] = Field([], description="Apprise URLs without a credential, such as ntfy://ntfy.sh/topic.")
     urls_from: list[matching(r"^[A-Za-z_]\w*$")] = Field([], description="Environment variables with Apprise URLs.")
     command: list[Text] = Field([], description="Program and arguments; the message is its standard input.")
+
+
+class Store(Strict):
+    """A store of trainings beyond this tree, which projects and clusters share (docs/store.md)."""
+
+    remote: Place = Field(description="URL for fsspec: s3://bucket/prefix, gs://..., sftp://host/path, or a folder.")
+    push: list[Literal["published", "exports", "last"]] = Field(["published"])
+    """Copies published checkpoints with exports, exports alone, or the last checkpoint while a stage trains."""
+    pull: bool = True
+    """Takes a stage that was trained elsewhere from there."""
 
 
 class Config(Strict):
@@ -46,6 +56,8 @@ class Config(Strict):
     tracking: Tracking | None = None
     """Log published stages to W&B; none: nothing is logged."""
     alerts: Alerts | None = Field(None, description="Whom to tell; none: nobody.")
+
+    store: Store | None = Field(None, description="Where trainings are shared; none: only below `results`.")
 
     compare: Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = Field(
         [],

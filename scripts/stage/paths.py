@@ -35,6 +35,7 @@ class StagePaths:
     rollouts = below("rollouts.parquet", "Held-out rows with responses before and after the stage.")
     gate = below("gate.json", "The gate's verdict.")
     criteria = below("criteria.json", "Value and verdict of each criterion.")
+    pushed = below("pushed.json", "What was pushed to the remote store.")
     choice = below("choice.json", "The chosen, in a choice's folder.")
 
     @property

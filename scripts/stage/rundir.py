@@ -13,6 +13,8 @@ from scripts.records import Files, read_record
 
 _STEP = re.compile(r"step_(\d+)")
 FILES = "files.json"
+ELSEWHERE = "remote.json"
+"""The mark of a checkpoint whose files are in a remote store, all but their list."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ def damage_of(path: Path, content: bool = True) -> str | None:
     """Say how a checkpoint's files differ from their list, in sizes and, where `content` is set, hashes; or None."""
     if not (path / FILES).is_file():
         return f"has no {FILES}, so it was never whole"
+    if not content and (path / ELSEWHERE).is_file():
+        return None
     try:
         listed = read_record(path / FILES, Files)
     except UserError:

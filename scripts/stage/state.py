@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
+from scripts.files import amount
 from scripts.model.model_source import is_made_anew
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
 from scripts.records import CheckpointRecord, Choice, ExportRecord, RunIdentity, read_if_there, read_record
+from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.attempts import read_attempts
@@ -24,6 +26,7 @@ from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
+from scripts.stage.remote import later_step
 from scripts.stage.rule_settings import data_to_be_made
 from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage
@@ -84,7 +87,8 @@ class StageState:
 class States:
     """States of a recipe's stages and checkpoints, computed when asked for, parents first.
 
-    `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job. States older than `max_age`
+    `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job, `store` the trainings of
+    elsewhere. States older than `max_age`
     seconds, and than ten times what computing them took, are computed again.
     """
 
@@ -92,6 +96,7 @@ class States:
     results: Path
     root: Path | None = None
     jobs: dict[str, LatestJob] = field(default_factory=dict)
+    store: RemoteStore | None = None
     max_age: float = math.inf
     _known: dict[str, StageState] = field(default_factory=dict)
     _since: float = -math.inf
@@ -138,7 +143,7 @@ class States:
             if problems := [*damage_of_stage(stage.paths), *told(of_blend, stage.manifest)]:
                 raise UserError("; ".join(problems))
             first, rows = self._first(stage), None if stage.settings.blend in self._remade else stage.rows
-            return _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name))
+            return _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name), self.store)
         except UserError as error:
             return StageState(name, "damaged", None, note=str(error))
 
@@ -162,7 +167,9 @@ class States:
         return ""
 
 
-def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob | None) -> StageState:
+def _state_of(
+    stage: Stage, planned: int | None, first: str, latest: LatestJob | None, store: RemoteStore | None
+) -> StageState:
     """Return a stage's state; `first` names a missing parent, data or model, `latest` is Slurm's last word."""
     run, state = stage.paths.run, StageState(stage.name, "waiting", planned, note=first)
     own = run if first else stage.training
@@ -178,12 +185,14 @@ def _state_of(stage: Stage, planned: int | None, first: str, latest: LatestJob |
     is_ours = record is not None and record["identity"] == state.identity
     if is_ours and (record["step"] == planned or "data_ended" in record):
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
-    is_changed, note = own != run and identity_in(run) is not None, ""
-    if state.start and own != run:
+    if store and state.left:
+        state = replace(state, **_elsewhere(store, state))
+    is_changed, note = own != run and identity_in(run) is not None, state.note
+    if not note and state.start and own != run:
         note = f"trained in {own}"
-    elif state.attempts:
+    elif not note and state.attempts:
         note = f"last attempt {state.attempts[-1]['outcome']}"
-    if newest_step(own) or state.attempts:
+    if state.start > stage.begun or state.attempts:
         stands = "trained" if state.is_trained else "unfinished"
     else:
         stands = "stale" if record or is_changed else "new"
@@ -208,6 +217,18 @@ def _steps(run: Path, planned: int | None, begun: int) -> dict[str, Any]:
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}
+
+
+def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
+    """Return the later step of a training that a remote store holds, with a note."""
+    try:
+        step = later_step(store, state.identity, state.start, state.planned)
+        if step is None:
+            return {}
+        size = sum(file["bytes"] for file in store.manifest(state.identity, step)["files"].values())
+    except UserError as error:
+        return {"note": f"unknown whether {store.url} has more: {error}"}
+    return {"start": step, "note": f"step {step} is in {store.url}, at most {amount(size)} to fetch"}
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, back
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
+from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.slurm.nodes import Health, look_at, without_spares
 from scripts.stage.attempts import begin_attempt, end_attempt, left_out, without_progress
@@ -23,7 +24,8 @@ from scripts.stage.consistency import check_splits, exported_model, of_export
 from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
-from scripts.stage.rundir import Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
+from scripts.stage.remote import pull, pull_newest, pushed_beside
+from scripts.stage.rundir import ELSEWHERE, Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
 from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.stage.store import check_owners
 
@@ -44,6 +46,8 @@ class Attempt:
     publish_only: bool = False
     log: str = "what was printed above"
     allocation: Allocation = field(default_factory=Allocation)
+    store: RemoteStore | None = None
+    push_last: str | None = None
 
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
@@ -53,13 +57,18 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         raise UserError("\n".join(problems))
     with stage.opened(attempt.patience) as run:
         check_owners(run, site.group if (site := attempt.allocation.site) else None)
+        if attempt.store:
+            pull_newest(attempt.store, run, stage.planned)
         backend_of(stage.config.backend).seal_finished(run)
         newest = newest_checkpoint(run, stage.planned, content=False)
         if newest is not None and newest.step >= _reach(stage, run, newest).step:
             trained = f"{stage.name}: step {newest.step} of identity {run.name} is already trained"
             print(f"{trained}; publishing it", flush=True)
-        elif (newest := _train(stage, run, attempt, stop)) is None:
-            return UNFINISHED
+        else:
+            with pushed_beside(attempt.push_last, run, stage.name):
+                newest = _train(stage, run, attempt, stop)
+            if newest is None:
+                return UNFINISHED
         if replace(stage).identity != stage.identity:
             raise UserError(
                 f"{stage.name}: its config, data or parent changed while it trained; the training is kept in {run}: "
@@ -79,7 +88,8 @@ def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
 
 def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
     """Train on from the newest sound checkpoint; return the stage's last, None where it is to be continued."""
-    newest, planned = newest_checkpoint(run, stage.planned) or _begun(stage, run), stage.config.planned_step(stage.rows)
+    newest = newest_checkpoint(run, stage.planned) or _begun(stage, run, attempt.store)
+    planned = stage.config.planned_step(stage.rows)
     step, aim, name = newest.step if newest else 0, _reach(stage, run, newest), stage.name
     if newest_step(run) > stage.planned:
         kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
@@ -115,11 +125,13 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
     return None
 
 
-def _begun(stage: Stage, run: Path) -> Checkpoint | None:
+def _begun(stage: Stage, run: Path, store: RemoteStore | None) -> Checkpoint | None:
     """Return the parent's published checkpoint, whose training the stage continues; None for another start."""
     if (record := stage.continued) is None:
         return None
     folder = (stage.parent.paths.ckpt / "weights").resolve()
+    if (folder / ELSEWHERE).exists() and store:
+        pull(store, folder.parents[1], record["step"], is_whole=True)
     for name, problem in differences(folder, record["files"], math.inf):
         raise UserError(f"{folder / name}: {problem}, by {stage.parent.paths.record}; train {stage.parent.name} again")
     return backend_of(stage.config.backend).begin_from(run, Checkpoint(record["step"], folder), stage.config)
@@ -196,6 +208,8 @@ def main(
     after_job: Annotated[int, "wait for the end of a Slurm job; 0: for none"] = 0,
     publish_only: Annotated[int, "1: exit with 75 instead of training"] = 0,
     log: Annotated[str, "the log to name in messages"] = Attempt.log,
+    store: Annotated[str | None, "URL of the remote store to take the training from"] = None,
+    push_last: Annotated[str | None, "URL of the remote store to push each new checkpoint to"] = None,
 ) -> int:
     """Train the stage, and return the status of the process."""
     trained = replace(stage_of(recipe, results, stage), root=root)
@@ -205,7 +219,8 @@ def main(
     where = load_site(site, trained.recipe) if site else None
     job = own_job() if where and where.slurm and own_job_id() else None
     patience = 0.0 if not wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
-    attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where))
+    remote = RemoteStore(store) if store else None
+    attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where), remote, push_last)
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - where.slurm.margin
     stop = StopRequest(deadline)

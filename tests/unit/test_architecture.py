@@ -16,7 +16,7 @@ from tests.conftest import ROOT
 BASE = {"credentials", "errors", "files", "installed", "processes", "program", "records"}
 RECIPE = BASE | {"recipe"}
 ROWS = RECIPE | {"rows"}
-STAGE = ROWS | {"rewards", "data", "slurm", "model", "stage"}
+STAGE = ROWS | {"rewards", "data", "slurm", "model", "remote", "stage"}
 EVALUATE = STAGE | {"evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "data": ROWS,
     "slurm": RECIPE,
     "model": ROWS,
+    "remote": BASE,
     "stage": STAGE,
     "report": STAGE,
     "evaluate": EVALUATE,

