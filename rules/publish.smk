@@ -1,5 +1,5 @@
 # What leaves the run: model cards, made when asked for, and the log in Weights & Biases, made when configured.
-PUSHED = STAGES if {*PUSHES} & {"published", "exports"} else []
+PUSHED = STAGES if CONFIG.store and {"published", "exports"} & {*CONFIG.store.push} else []
 TRACKED = STAGES if CONFIG.tracking else []
 TRACKING = CONFIG.tracking.model_dump(exclude_none=True) if CONFIG.tracking else {}
 
@@ -46,10 +46,9 @@ rule push:
         **LIGHT,
     params:
         ckpt=subpath(input.record, parent=True),
-        store=STORE_URL,
-        what="" if "published" in PUSHES else "--exports-only",
+        store=STORE_ASKED,
     shell:
-        "python -m scripts.stage.push --store {params.store:q} --stage {wildcards.stage:q} --ckpt {params.ckpt:q} {params.what}"
+        "python -m scripts.stage.push --store {params.store:q} --stage {wildcards.stage:q} --ckpt {params.ckpt:q}"
         " --output {output:q} 2> {log:q}"
 
 

@@ -5,12 +5,9 @@ from scripts.remote.remote_store import RemoteStore
 from scripts.stage.attempts import attempts_of, left_out
 from scripts.stage.state import States
 
-STORE_URL = CONFIG.store.remote if CONFIG.store else ""
-PULLS = CONFIG.store is not None and CONFIG.store.pull
-PUSHES = CONFIG.store.push if CONFIG.store else []
-STATES = States(
-    RECIPE, Path(RESULTS), Path(CONFIG.results), store=RemoteStore(STORE_URL) if PULLS else None, max_age=2.0
-)
+STORE_ASKED = CONFIG.store.model_dump_json() if CONFIG.store else ""
+REMOTE = RemoteStore.of(CONFIG.store, CONFIG.store and CONFIG.store.pull)
+STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=REMOTE, max_age=2.0)
 
 
 def python_of(wildcards):
@@ -135,13 +132,12 @@ rule train:
         publishes_only=publishes_only,
         waits_for=waits_for,
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
-        store=STORE_URL if PULLS else "",
-        push_last=STORE_URL if "last" in PUSHES else "",
+        store=STORE_ASKED,
     shell:
         "exec {params.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {params.results:q}"
         " --stage {wildcards.stage:q} --threads {threads} --site {params.site:q} --call {params.call} --wait --log {params.attempts:q}"
         " --publish-only {params.publishes_only} --after-job {params.waits_for} --root {params.root:q}"
-        " --store {params.store:q} --push-last {params.push_last:q}"
+        " --store {params.store:q}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 
 

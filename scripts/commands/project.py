@@ -37,15 +37,11 @@ class Project:
         """Return every stage, parents first."""
         return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.stage_order()]
 
-    @property
-    def remote(self) -> RemoteStore | None:
-        """Return the remote store to take trainings from; None without one."""
-        return RemoteStore(self.store.remote) if self.store and self.store.pull else None
-
     def states(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
         jobs = latest_jobs(self.results) if self.site.slurm else {}
-        return States(self.recipe, self.results, self.root, jobs, self.remote).all()
+        remote = RemoteStore.of(self.store, self.store and self.store.pull)
+        return States(self.recipe, self.results, self.root, jobs, remote).all()
 
 
 def note_config(config: Config) -> None:

@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     project, names = project_of(arguments), arguments.names
     if project.store is None:
         raise UserError(f"{arguments.config}: names no store; add one: store: {{remote: s3://bucket/prefix}}")
-    store = RemoteStore(project.store.remote)
+    store = RemoteStore.of(project.store)
     match arguments.action:
         case "list":
             said = listed(project, store)

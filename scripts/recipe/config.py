@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from scripts.recipe.strict import Name, Place, Strict, Text, matching
 
@@ -30,6 +30,8 @@ class Store(Strict):
     remote: Place = Field(description="URL for fsspec: s3://bucket/prefix, gs://..., sftp://host/path, or a folder.")
     push: list[Literal["published", "exports", "last"]] = Field(["published"])
     """Copies published checkpoints with exports, exports alone, or the last checkpoint while a stage trains."""
+    mb_per_second: PositiveFloat | None = None
+    """Limit of a push; none: no limit."""
     pull: bool = True
     """Takes a stage that was trained elsewhere from there."""
 

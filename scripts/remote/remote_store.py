@@ -10,6 +10,7 @@ An object is only believed by its hash, a manifest by its form and, where the pr
 
 import hashlib
 import hmac
+import math
 import os
 import re
 import time
@@ -28,6 +29,7 @@ from fsspec.asyn import AsyncFileSystem
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file
 from scripts.processes import process_mark
+from scripts.recipe.config import Store
 from scripts.records import Files
 
 KEY = "STAGECOACH_STORE_KEY"
@@ -37,34 +39,63 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK = 64 << 20
 SECONDS = 20.0
 """A listing is asked for again after so long."""
-IMPATIENT = {"s3": {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 3}}}}
-"""Options of a protocol by which a store that is out of reach is given up in seconds."""
+AT_ONCE = 4
+"""Files under way at once, and parts of each; of a push all lie in memory, 50 MB a part."""
+OPTIONS = {"s3": {"max_concurrency": AT_ONCE, "config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 3}}}}
+"""Options of a protocol, by which a store out of reach is given up in seconds."""
+
+
+class Pace(fsspec.Callback):
+    """Hold a transfer to a number of bytes a second, by a sleep after each part; None: to no number."""
+
+    def __init__(self, bytes_per_second: float | None) -> None:
+        super().__init__()
+        self.rate, self.began, self.sent = bytes_per_second or math.inf, time.monotonic(), 0
+
+    def branched(self, path_1: str, path_2: str, **kwargs: Any) -> "Pace":
+        """Return the callback of one of several files."""
+        return self
+
+    def relative_update(self, inc: int = 1) -> None:
+        """Count the bytes of a part."""
+        self.sent += inc
+        time.sleep(max(0.0, self.sent / self.rate - (time.monotonic() - self.began)))
 
 
 class Manifest(TypedDict):
-    """The files of a training's folder at a step; `weights` says whether the checkpoint's own are among them."""
+    """The files of a training's folder at a step; `weights` says whether the checkpoint's own are among them.
+
+    With `is_passing` the step is kept until a later one is there.
+    """
 
     identity: str
     step: int
     stage: str
     files: Files
     weights: bool
+    is_passing: NotRequired[bool]
     signature: NotRequired[str]
 
 
 @dataclass
 class RemoteStore:
-    """A remote store by its URL; what is listed is kept for moments."""
+    """A remote store by its URL; a listing is kept for moments. `pace` limits a push, in bytes a second."""
 
     url: str
+    pace: float | None = None
     _listed: dict[str, list[int]] = field(default_factory=dict)
     _since: float = -SECONDS
+
+    @classmethod
+    def of(cls, store: Store | None, use: bool = True) -> "RemoteStore | None":
+        """Return the store that a config names; None where it names none, or not for this `use`."""
+        return cls(store.remote, store.mb_per_second and 1e6 * store.mb_per_second) if store and use else None
 
     @cached_property
     def _place(self) -> tuple[Any, str]:
         """The file system and the root on it."""
         with self._reached():
-            options = IMPATIENT.get(self.url.partition(":")[0], {})
+            options = OPTIONS.get(self.url.partition(":")[0], {})
             return fsspec.core.url_to_fs(self.url, **options)
 
     def steps(self) -> dict[str, list[int]]:
@@ -160,7 +191,8 @@ class RemoteStore:
         paths = {digest: folder / digest for digest in sizes}
         lacking = [digest for digest, path in paths.items() if not _is_whole(path, digest, sizes[digest])]
         with self._reached():
-            fs.get([_object(root, digest) for digest in lacking], [str(paths[digest]) for digest in lacking])
+            targets = [str(paths[digest]) for digest in lacking]
+            fs.get([_object(root, digest) for digest in lacking], targets, batch_size=2 * AT_ONCE)
         with ThreadPoolExecutor(4) as pool:
             whole = pool.map(lambda digest: _is_whole(paths[digest], digest, sizes[digest]), lacking)
             for digest, is_whole in zip(lacking, whole, strict=True):
@@ -193,14 +225,15 @@ class RemoteStore:
 
     def _put(self, paths: Mapping[str, Path]) -> None:
         """Put files under their names, whole or not at all."""
-        fs, _ = self._place
+        (fs, _), pace = self._place, Pace(self.pace)
         if isinstance(fs, AsyncFileSystem):
-            fs.put([str(path) for path in paths.values()], [*paths])
+            fs.put([str(path) for path in paths.values()], [*paths], callback=pace, batch_size=AT_ONCE)
             return
         for target, path in paths.items():
             fs.makedirs(target.rpartition("/")[0], exist_ok=True)
             fs.put_file(str(path), hidden := f"{target}.{process_mark()}")
             fs.mv(hidden, target)
+            pace.relative_update(path.stat().st_size)
 
     @contextmanager
     def _reached(self) -> Iterator[None]:

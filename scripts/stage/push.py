@@ -2,11 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.program import run_command_line
+from scripts.recipe.config import Store
 from scripts.records import CheckpointRecord, read_record
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import push
@@ -15,8 +16,8 @@ from scripts.stage.rundir import newest_step
 PAUSE = 10.0
 
 
-def push_published(store: RemoteStore, ckpt: Path, weights: bool) -> dict[str, str | int]:
-    """Push what a stage has published; return the record of that."""
+def push_published(store: RemoteStore, ckpt: Path, weights: bool) -> dict[str, Any]:
+    """Push what a stage has published, with the checkpoint's own `weights`; return a record of the push."""
     record = read_record(ckpt / "record.json", CheckpointRecord)
     run = (ckpt / "weights").resolve().parents[1]
     sent = push(store, run, record["stage"], record["step"], weights)
@@ -24,30 +25,34 @@ def push_published(store: RemoteStore, ckpt: Path, weights: bool) -> dict[str, s
 
 
 def follow(store: RemoteStore, run: Path, stage: str) -> None:
-    """Push each new checkpoint of a training, until the process is ended; what fails is tried with the next."""
-    pushed = 0
+    """Push each new checkpoint of a training until the process is ended; the one before is no longer kept then."""
+    done, before = 0, None
     while True:
-        if (step := newest_step(run)) > pushed:
+        if (step := newest_step(run)) > done:
+            done = step
             try:
-                print(f"{stage}: pushed step {step} to {store.url}, {push(store, run, stage, step)} bytes", flush=True)
+                sent = push(store, run, stage, step, is_passing=True)
+                print(f"{stage}: pushed step {step} to {store.url}, {sent} bytes", flush=True)
+                if before and store.manifest(run.name, before).get("is_passing"):
+                    store.remove([(run.name, before)], ())
+                before = step
             except UserError as error:
                 print(f"{stage}: step {step} is not pushed: {error}", flush=True)
-            pushed = step
         time.sleep(PAUSE)
 
 
 def main(
-    store: Annotated[str, "URL of the remote store"],
+    store: Annotated[str, "the remote store, as the config's `store` in JSON"],
     stage: Annotated[str, "the stage's name, for the store's list"],
     ckpt: Annotated[Path | None, "the published checkpoint's folder"] = None,
     run: Annotated[Path | None, "the folder of a training, to be followed while it trains"] = None,
-    exports_only: Annotated[bool, "leave the checkpoint's own files out"] = False,
     output: Annotated[Path | None, "the record to write"] = None,
 ) -> None:
     """Push the published checkpoint, or follow a training."""
+    asked = Store.model_validate_json(store)
     if run:
-        follow(RemoteStore(store), run, stage)
-    write_json(output, push_published(RemoteStore(store), ckpt, not exports_only))
+        follow(RemoteStore.of(asked), run, stage)
+    write_json(output, push_published(RemoteStore.of(asked), ckpt, "published" in asked.push))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,17 @@ from functools import partial
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import fsync_directory, link_or_copy, sha256_file, sync_tree, temporary_directory, write_json
+from scripts.files import (
+    copy_file,
+    filled_by_program,
+    fsync_directory,
+    link_or_copy,
+    sha256_file,
+    sync_tree,
+    temporary_directory,
+    write_json,
+)
+from scripts.recipe.config import Store
 from scripts.records import ExportRecord, Facts, Files, Record, RunIdentity, read_if_there, read_record
 from scripts.remote.remote_store import Manifest, RemoteStore
 from scripts.stage.publish import export_name
@@ -23,7 +33,7 @@ FETCHED = ".fetched"
 NOTE = re.compile(r"exports/[0-9a-f]{16}\.json")
 
 
-def manifest_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool = True) -> Manifest:
+def manifest_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool, is_passing: bool) -> Manifest:
     """Return the manifest of a training's folder at a checkpoint: logs, checkpoint, and the checkpoint's export.
 
     Without `weights`, the checkpoint's own files stay out where an export stands for them.
@@ -41,7 +51,8 @@ def manifest_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool = T
     lacking = [name for name, file in files.items() if not file["sha256"]]
     files |= _described(run, [run / name for name in lacking])
     identity = read_record(run / "identity.json", RunIdentity)["identity"]
-    return Manifest(identity=identity, step=checkpoint.step, stage=stage, files=files, weights=weights or not exported)
+    has = {"weights": weights or not exported, "is_passing": is_passing}
+    return Manifest(identity=identity, step=checkpoint.step, stage=stage, files=files, **has)
 
 
 def _described(run: Path, paths: Collection[Path]) -> Files:
@@ -52,14 +63,19 @@ def _described(run: Path, paths: Collection[Path]) -> Files:
     }
 
 
-def push(store: RemoteStore, run: Path, stage: str, step: int | None = None, weights: bool = True) -> int:
-    """Push a training at a step (None: the newest) unless it is there; return the bytes sent."""
+def push(
+    store: RemoteStore, run: Path, stage: str, step: int | None = None, weights: bool = True, is_passing: bool = False
+) -> int:
+    """Push a training at a step (None: the newest) unless it is there; return the bytes sent.
+
+    `weights`: with the checkpoint's own files; `is_passing`: until a later checkpoint is there.
+    """
     checkpoint = newest_checkpoint(run, step)
     if checkpoint is None or step not in (None, checkpoint.step):
         raise UserError(f"{run}: has no sound checkpoint of step {step}, so nothing is pushed")
     if (checkpoint.path / ELSEWHERE).exists():
         return 0
-    return store.push(manifest_of(run, stage, checkpoint, weights), run)
+    return store.push(manifest_of(run, stage, checkpoint, weights, is_passing), run)
 
 
 def later_step(store: RemoteStore, identity: str, step: int, planned: int) -> int | None:
@@ -73,17 +89,23 @@ def pull_newest(store: RemoteStore, run: Path, planned: int) -> None:
     step = later_step(store, run.name, newest, planned) or newest
     is_last = step >= planned
     if step > newest or (not is_last and (run / f"checkpoints/step_{step}" / ELSEWHERE).exists()):
+        if not is_last and not store.manifest(run.name, step)["weights"]:
+            print(
+                f"{run}: {store.url} has step {step} without its checkpoint, so nothing goes on from there", flush=True
+            )
+            return
         print(f"{run}: fetching step {step} from {store.url}", flush=True)
         pull(store, run, step, not is_last)
 
 
 @contextmanager
-def pushed_beside(url: str | None, run: Path, stage: str) -> Iterator[None]:
-    """Let a process of low priority push each new checkpoint while the block trains; no URL: nothing is pushed."""
-    if not url:
+def pushed_beside(store: RemoteStore | None, run: Path, stage: str) -> Iterator[None]:
+    """Let a process of low priority push each new checkpoint while the block trains; no store: nothing is pushed."""
+    if store is None:
         yield
         return
-    command = [sys.executable, "-m", "scripts.stage.push", "--store", url, "--stage", stage, "--run", str(run)]
+    asked = Store(remote=store.url, mb_per_second=store.pace and store.pace / 1e6).model_dump_json()
+    command = [sys.executable, "-m", "scripts.stage.push", "--store", asked, "--stage", stage, "--run", str(run)]
     with subprocess.Popen(command, preexec_fn=partial(os.nice, 10)) as pushing:  # noqa: PLW1509, S603
         try:
             yield
@@ -92,11 +114,12 @@ def pushed_beside(url: str | None, run: Path, stage: str) -> Iterator[None]:
 
 
 def pull(store: RemoteStore, run: Path, step: int, is_whole: bool) -> None:
-    """Take a training at a step from the store into its folder, which the caller holds.
+    """Take a training at a step from the store into its folder, which the caller holds; the checkpoint comes last.
 
-    Unless `is_whole`, the checkpoint's own files stay in the store where an export stands for them.
+    Unless `is_whole`, the checkpoint's own files stay in the store where an export stands for them. Logs of a later
+    step than the folder's replace the folder's.
     """
-    manifest = store.manifest(run.name, step)
+    manifest, is_later = store.manifest(run.name, step), step > newest_step(run)
     place, files = f"checkpoints/step_{step}", manifest["files"]
     exports = {name.split("/")[1] for name in files if name.startswith("exports/") and name.count("/") > 1}
     own = {name for name in files if name.startswith(f"{place}/") and name != f"{place}/{FILES}"}
@@ -105,19 +128,22 @@ def pull(store: RemoteStore, run: Path, step: int, is_whole: bool) -> None:
     left = {*own} if exports and not is_whole else set()
     paths = store.fetch({name: file for name, file in files.items() if name not in left}, run / FETCHED)
     _check(run.name, place, manifest, paths)
-    folders = [place, *(f"exports/{content}" for content in sorted(exports))]
+    folders = [*(f"exports/{content}" for content in sorted(exports)), place]
+    for name in files:
+        path = run / name
+        if not any(name.startswith(f"{folder}/") for folder in folders) and (is_later or not path.exists()):
+            path.parent.mkdir(exist_ok=True)
+            with filled_by_program(path) as fresh:
+                copy_file(paths[files[name]["sha256"]], fresh)
     for folder in folders:
         inside = [name for name in files if name.startswith(f"{folder}/") and name not in left]
-        _settle({name.removeprefix(f"{folder}/"): paths[files[name]["sha256"]] for name in inside}, run / folder)
+        settled = {name.removeprefix(f"{folder}/"): paths[files[name]["sha256"]] for name in inside}
+        if folder == place and (left or not own):
+            write_json(run / FETCHED / ELSEWHERE, {"remote": store.url})
+            settled[ELSEWHERE] = run / FETCHED / ELSEWHERE
+        _settle(settled, run / folder)
     if own and not left:
         (run / place / ELSEWHERE).unlink(missing_ok=True)
-    elif left or not own:
-        write_json(run / place / ELSEWHERE, {"remote": store.url})
-    for name in files:
-        if not any(name.startswith(f"{folder}/") for folder in folders) and not (run / name).exists():
-            (run / name).parent.mkdir(exist_ok=True)
-            paths[files[name]["sha256"]].replace(run / name)
-    fsync_directory(run)
     shutil.rmtree(run / FETCHED)
 
 

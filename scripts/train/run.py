@@ -15,6 +15,7 @@ from typing import Annotated
 from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
+from scripts.recipe.config import Store
 from scripts.recipe.load import load_site
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
@@ -47,7 +48,7 @@ class Attempt:
     log: str = "what was printed above"
     allocation: Allocation = field(default_factory=Allocation)
     store: RemoteStore | None = None
-    push_last: str | None = None
+    pushes: RemoteStore | None = None
 
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
@@ -65,7 +66,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
             trained = f"{stage.name}: step {newest.step} of identity {run.name} is already trained"
             print(f"{trained}; publishing it", flush=True)
         else:
-            with pushed_beside(attempt.push_last, run, stage.name):
+            with pushed_beside(attempt.pushes, run, stage.name):
                 newest = _train(stage, run, attempt, stop)
             if newest is None:
                 return UNFINISHED
@@ -208,8 +209,7 @@ def main(
     after_job: Annotated[int, "wait for the end of a Slurm job; 0: for none"] = 0,
     publish_only: Annotated[int, "1: exit with 75 instead of training"] = 0,
     log: Annotated[str, "the log to name in messages"] = Attempt.log,
-    store: Annotated[str | None, "URL of the remote store to take the training from"] = None,
-    push_last: Annotated[str | None, "URL of the remote store to push each new checkpoint to"] = None,
+    store: Annotated[str | None, "the remote store, as the config's `store` in JSON"] = None,
 ) -> int:
     """Train the stage, and return the status of the process."""
     trained = replace(stage_of(recipe, results, stage), root=root)
@@ -219,8 +219,9 @@ def main(
     where = load_site(site, trained.recipe) if site else None
     job = own_job() if where and where.slurm and own_job_id() else None
     patience = 0.0 if not wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
-    remote = RemoteStore(store) if store else None
-    attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where), remote, push_last)
+    asked = Store.model_validate_json(store) if store else None
+    pulls, pushes = (RemoteStore.of(asked, use) for use in (asked and asked.pull, asked and "last" in asked.push))
+    attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where), pulls, pushes)
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - where.slurm.margin
     stop = StopRequest(deadline)

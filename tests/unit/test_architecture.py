@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "data": ROWS,
     "slurm": RECIPE,
     "model": ROWS,
-    "remote": BASE,
+    "remote": RECIPE,
     "stage": STAGE,
     "report": STAGE,
     "evaluate": EVALUATE,

@@ -10,19 +10,21 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from scripts.files import read_json
 from scripts.remote.remote_store import KEY, RemoteStore
-from scripts.stage.push import push_published
+from scripts.stage.progress import read_log
+from scripts.stage.push import follow, push_published
 from scripts.stage.remote import push
-from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of
+from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of, seal_checkpoint
 from scripts.stage.state import States
 from scripts.train.export import export
 from tests.conftest import ROOT, refusal
 from tests.stages import as_of, checkpoint, open_folder
-from tests.unit.test_store import fill, here, stage_of, train  # noqa: F401 - fixtures
+from tests.unit.test_store import fill, here, killed_at, save, stage_of, train  # noqa: F401 - fixtures
 
 RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
@@ -108,6 +110,7 @@ def test_a_half_trained_stage_goes_on_elsewhere_from_its_last_checkpoint(train, 
     assert (state.state, state.start, state.left) == ("unfinished", 3, 1)
     assert train(stage, store=store) == (0, [3])
     assert [each.step for each in checkpoints(stage.training)] == [3, 4]
+    assert [it["step"] for it in read_log(stage.training / "metrics.jsonl")] == [1, 2, 3, 4]
     assert not (checkpoint(stage.training, 3) / ELSEWHERE).exists()
 
 
@@ -125,9 +128,57 @@ def test_a_checkpoint_that_is_only_elsewhere_is_fetched_to_go_on_from(train, url
     assert damage_of(checkpoint(stage.training, 2)) is None and not (checkpoint(stage.training, 2) / ELSEWHERE).exists()
 
 
-def in_folder(url: str, tmp_path: Path) -> Path:
-    """The remote store's files, as a damage reaches them."""
-    return Path(url) if url.startswith("/") else next(tmp_path.parent.glob("s3*")) / "bucket" / tmp_path.name
+def test_logs_of_the_later_step_replace_those_of_a_folder_that_is_behind(train, tmp_path):
+    store = RemoteStore(str(tmp_path / "remote"))
+    push(store, fill(open_folder(stage_of("a")), 2, 3), "sft")
+    elsewhere()
+    run = fill(open_folder(stage_of("b")), 2)
+    assert train(stage_of("b"), store=store) == (0, [3])
+    assert [it["step"] for it in read_log(run / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert [each.step for each in checkpoints(run)] == [2, 3, 4]
+
+
+def test_a_checkpoint_is_taken_last_and_at_once_with_the_mark_of_what_it_lacks(train, tmp_path):
+    url = str(tmp_path / "remote")
+    trained_and_pushed(train, url)
+    stage, calls = stage_of("b"), 1
+    shutil.copytree("results", "before", symlinks=True)
+    while killed_at(calls, lambda: train(stage, store=RemoteStore(url))) != 0:
+        assert all(damage_of(each.path, content=False) is None for each in checkpoints(stage.training))
+        assert train(stage, store=RemoteStore(url)) == (0, []), "nothing is trained a second time"
+        shutil.rmtree("results")
+        shutil.copytree("before", "results", symlinks=True)
+        calls += 1
+    assert calls > 20
+
+
+def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_published(train, tmp_path, monkeypatch):
+    store, run = RemoteStore(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
+    steps = iter([2, 3])
+
+    def saves_another(_: float) -> None:
+        if (step := next(steps, None)) is None:
+            raise KeyboardInterrupt
+        if step == 3:
+            push(store, run, "sft", 2)  # published
+        save(run, step)
+
+    monkeypatch.setattr("scripts.stage.push.time", SimpleNamespace(sleep=saves_another))
+    with pytest.raises(KeyboardInterrupt):
+        follow(store, run, "sft")
+    assert RemoteStore(store.url).steps() == {run.name: [2, 3]}
+
+
+def test_a_push_is_held_to_its_pace(train, url):
+    run = open_folder(stage_of("a"))
+    saved = run / "saving/checkpoint-1"
+    saved.mkdir(parents=True)
+    for number in range(4):
+        (saved / f"{number}.safetensors").write_bytes(os.urandom(500_000))
+    seal_checkpoint(saved, run, 1)
+    began = time.monotonic()
+    push(RemoteStore(url, pace=1e6), run, "sft")
+    assert time.monotonic() - began > 1.9
 
 
 def changed(path: Path) -> None:
@@ -214,6 +265,7 @@ def test_a_store_out_of_reach_is_told_by_plan_and_refused_by_training(train, s3,
 MOVE = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import pull_newest, push
 push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
