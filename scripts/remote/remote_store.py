@@ -13,6 +13,7 @@ import hmac
 import math
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,6 @@ from fsspec.asyn import AsyncFileSystem
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file
-from scripts.processes import process_mark
 from scripts.recipe.config import Store
 from scripts.records import Files
 
@@ -176,7 +176,7 @@ class RemoteStore:
             if isinstance(fs, AsyncFileSystem):
                 fs.pipe_file(name, msgspec.json.encode(manifest))
             else:
-                fs.pipe_file(hidden := f"{name}.{process_mark()}", msgspec.json.encode(manifest))
+                fs.pipe_file(hidden := f"{name}.{secrets.token_hex(8)}", msgspec.json.encode(manifest))
                 fs.mv(hidden, name)
         return sum(size for size, _ in lacking.values())
 
@@ -231,7 +231,7 @@ class RemoteStore:
             return
         for target, path in paths.items():
             fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-            fs.put_file(str(path), hidden := f"{target}.{process_mark()}")
+            fs.put_file(str(path), hidden := f"{target}.{secrets.token_hex(8)}")
             fs.mv(hidden, target)
             pace.relative_update(path.stat().st_size)
 

