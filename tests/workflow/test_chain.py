@@ -192,6 +192,7 @@ def test_tracking_without_its_library_is_refused_before_anything_runs(fresh):
     assert not (fresh.results / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
     results, expected = copied.untrained("rlvr1"), copied.content("rlvr1")
     copied.results, stage = results, results / "rlvr1"
@@ -204,6 +205,7 @@ def test_a_stage_trained_by_hand_and_resumed_ends_with_the_same_weights(copied):
     assert copied.content("rlvr1") == expected
 
 
+@pytest.mark.slow
 def test_a_second_run_takes_over_what_is_trained_and_goes_on_to_the_same_bits(copied):
     (copied.results / "sft/eval.json").unlink()  # which an undisturbed chain of this commit scores in the store
     copied.snakemake("results/short/sft/eval.json")
