@@ -26,7 +26,7 @@ def status_text(project: Project) -> str:
     told = [f"{node} is left out of the next submission, for a day: {why}" for node, why in sorted(away.items())]
     published = [paths for name in states if (paths := StagePaths(project.results / name)).record.exists()]
     here = [paths.name for paths in published if project.store and not paths.pushed.exists()]
-    told += [f"{len(here)} of {len(published)} published stages only here: {', '.join(here)}"] if here else []
+    told += [f"{len(here)} of {len(published)} published stages not pushed yet: {', '.join(here)}"] if here else []
     return "\n".join([*aligned([head, *rows], left={0, 1, len(head) - 1}), *told])
 
 
