@@ -21,6 +21,8 @@ from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import ROW
 
+ASKED = ("metric", "num_fewshot", "version", "chat_template", "samples")
+"""What decides, besides the model, a score on a benchmark."""
 WEIGHTS = (".safetensors", ".distcp")
 
 
@@ -112,6 +114,17 @@ class ComparedStage:
     def benchmarks(self) -> dict[str, list[Score | None]]:
         """The scores on benchmarks by run."""
         return scores_side_by_side([stage.benchmarks for stage in self.stages.values()])
+
+    @cached_property
+    def asked_otherwise(self) -> dict[str, str]:
+        """How runs were asked a benchmark in different ways, by the benchmark's name."""
+        records = [stage.benchmarks["benchmarks"] for stage in self.stages.values() if stage.benchmarks]
+        found = {}
+        for name in dict.fromkeys(name for record in records for name in record):
+            ways = [{key: record[name].get(key) for key in ASKED} for record in records if name in record]
+            if differing := differing_settings(ways):
+                found[name] = "; ".join(f"{key} {' or '.join(map(str, dict.fromkeys(of)))}" for key, of in differing)
+        return found
 
 
 def _of_tags(rollouts: pd.DataFrame) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.load import load_recipe
 from scripts.records import Benchmarks, read_record
 from scripts.report.card import model_card
+from scripts.report.compare import ComparedStage
 from scripts.report.pages import write_environments_page
 from scripts.report.stage_page import main as write_stage_page
 from tests.cases import cases
@@ -205,3 +207,13 @@ def test_a_tasks_settings_reach_lm_eval_and_another_question_has_another_key():
     asked = [task, task.model_copy(update={"limit": 5}), task.model_copy(update={"metric": "exact_match"})]
     keys = [key_of(each, evaluation, "0.4.13") for each in asked]
     assert keys[0] == keys[2] != keys[1] and key_of(task, evaluation, "0.4.14") != keys[0]
+
+
+def test_runs_that_were_asked_a_benchmark_otherwise_are_not_compared():
+    def scored(shots: int, version: str = "1") -> SimpleNamespace:
+        entry = {"score": 0.5, "samples": 10, "num_fewshot": shots, "version": version}
+        return SimpleNamespace(benchmarks={"benchmarks": {"arc": entry, "gsm8k": entry | {"num_fewshot": 5}}})
+
+    compared = ComparedStage("rlvr", {"a": scored(0), "b": scored(5, "2"), "c": SimpleNamespace(benchmarks=None)})
+    assert compared.asked_otherwise == {"arc": "num_fewshot 0 or 5; version 1 or 2", "gsm8k": "version 1 or 2"}
+    assert ComparedStage("rlvr", {"a": scored(0), "b": scored(0)}).asked_otherwise == {}
