@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned
@@ -23,16 +25,20 @@ def listed(project: Project, store: RemoteStore) -> Iterator[str]:
         if isinstance(manifest, UserError):
             wrong.append(str(manifest))
             continue
-        folder = project.root / STORE / manifest["identity"] / f"checkpoints/step_{manifest['step']}"
+        folder = _checkpoint_of(project, manifest)
         where = "its checkpoint only there" if (folder / ELSEWHERE).exists() else "here, too" if folder.is_dir() else ""
         size = amount(sum(file["bytes"] for file in manifest["files"].values()))
         rows.append([manifest["identity"], str(manifest["step"]), manifest["stage"], size, where])
     yield from (*aligned(rows, left={0, 2, 4}), *wrong)
 
 
+def _checkpoint_of(project: Project, manifest: Manifest) -> Path:
+    return project.root / STORE / manifest["identity"] / f"checkpoints/step_{manifest['step']}"
+
+
 def verified(store: RemoteStore, content: bool) -> Iterator[str]:
     """Yield what is wrong in the store: manifests, and objects that are missing, cut or, with `content`, changed."""
-    objects, hashed = store.objects(), {}
+    objects, hashed = store.objects(), cache(store.hashed)
     for manifest in store.manifests():
         if isinstance(manifest, UserError):
             yield str(manifest)
@@ -42,7 +48,7 @@ def verified(store: RemoteStore, content: bool) -> Iterator[str]:
             digest = file["sha256"]
             if objects.get(digest) != file["bytes"]:
                 yield f"{training}: {name}: {objects.get(digest, 'no')} bytes instead of {file['bytes']}; push it again"
-            elif content and hashed.setdefault(digest, digest if digest in hashed else store.hashed(digest)) != digest:
+            elif content and hashed(digest) != digest:
                 yield f"{training}: {name}: has other content; stagecoach store prune, and push it again"
 
 
@@ -53,10 +59,9 @@ def pruned(project: Project, store: RemoteStore, names: list[str], is_dry: bool)
     for manifest in store.manifests():
         if isinstance(manifest, UserError):
             raise UserError(f"nothing is removed while a manifest cannot be read: {manifest}")
-        folder = project.root / STORE / manifest["identity"] / f"checkpoints/step_{manifest['step']}"
         if manifest["identity"] not in names:
             kept |= {file["sha256"] for file in manifest["files"].values()}
-        elif (folder / ELSEWHERE).exists():
+        elif (_checkpoint_of(project, manifest) / ELSEWHERE).exists():
             raise UserError(f"{manifest['identity']}: the store has the last copy of its checkpoint; fetch it first")
         else:
             doomed.append(manifest)

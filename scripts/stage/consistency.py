@@ -17,7 +17,6 @@ from scripts.records import (
     Criteria,
     Evaluation,
     ExportRecord,
-    Facts,
     Gate,
     Manifest,
     Preflight,
@@ -30,7 +29,7 @@ from scripts.records import (
 from scripts.stage.paths import StagePaths
 from scripts.stage.publish import MEGATRON, export_name
 from scripts.stage.rundir import differences, step_of
-from scripts.stage.store import identity_of
+from scripts.stage.store import facts_in, identity_of
 
 HASHED_BYTES = 16 << 20
 PARQUET = b"PAR1"
@@ -106,11 +105,10 @@ def check_splits(manifest: Path) -> None:
 def _of_run(paths: StagePaths) -> Iterator[str]:
     """Yield a line if the training folder's identity is not the hash of its facts."""
     path = paths.run / "identity.json"
-    if (held := read_if_there(path, RunIdentity)) is not None:
-        facts = {name: held[name] for name in Facts.__annotations__ if name in held}
-        if identity_of(facts) != held["identity"]:
-            says = f"its facts hash to {identity_of(facts)}, but it says {held['identity']}"
-            yield f"{path}: {says}; {ADVICE[RunIdentity]}"
+    held = read_if_there(path, RunIdentity)
+    if held is not None and (identity := identity_of(facts_in(held))) != held["identity"]:
+        says = f"its facts hash to {identity}, but it says {held['identity']}"
+        yield f"{path}: {says}; {ADVICE[RunIdentity]}"
 
 
 def of_checkpoint(paths: StagePaths) -> Iterator[str]:

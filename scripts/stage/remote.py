@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +22,11 @@ from scripts.files import (
     write_json,
 )
 from scripts.recipe.config import Store
-from scripts.records import ExportRecord, Facts, Files, Record, RunIdentity, read_if_there, read_record
+from scripts.records import ExportRecord, Files, Record, RunIdentity, read_if_there, read_record
 from scripts.remote.remote_store import Manifest, RemoteStore
 from scripts.stage.publish import export_name
 from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint, newest_checkpoint, newest_step
-from scripts.stage.store import LOGS, identity_of
+from scripts.stage.store import LOGS, facts_in, identity_of
 
 SMALL = ("identity.json", "config.yaml", *LOGS)
 FETCHED = ".fetched"
@@ -157,7 +157,7 @@ def _check(identity: str, place: str, manifest: Manifest, paths: Mapping[str, Pa
         return read_record(paths[files[name]["sha256"]], kind)
 
     held = record("identity.json", RunIdentity)
-    if identity_of({name: held[name] for name in Facts.__annotations__ if name in held}) != identity:
+    if identity_of(facts_in(held)) != identity:
         raise UserError(f"{identity}: the identity.json in the remote store is another training's; push it again")
     listed = {f"{place}/{name}": file for name, file in record(f"{place}/{FILES}", Files).items()}
     for note in filter(NOTE.fullmatch, files):
@@ -170,16 +170,13 @@ def _check(identity: str, place: str, manifest: Manifest, paths: Mapping[str, Pa
 
 def _settle(paths: Mapping[str, Path], folder: Path) -> None:
     """Make a folder of fetched files by one rename; into one that is there, put the files that it lacks."""
-    if folder.is_dir():
+    is_there = folder.is_dir()
+    with nullcontext(folder) if is_there else temporary_directory(folder) as filled:
         for name, path in paths.items():
-            if not (folder / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(path, folder / name)
-        return sync_tree(folder)
-    with temporary_directory(folder) as fresh:
-        for name, path in paths.items():
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            link_or_copy(path, fresh / name)
-        sync_tree(fresh)
-        fresh.rename(folder)
-        fsync_directory(folder.parent)
+            if not (filled / name).exists():
+                (filled / name).parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(path, filled / name)
+        sync_tree(filled)
+        if not is_there:
+            filled.rename(folder)
+            fsync_directory(folder.parent)

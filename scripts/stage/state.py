@@ -88,8 +88,7 @@ class States:
     """States of a recipe's stages and checkpoints, computed when asked for, parents first.
 
     `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job, `store` the trainings of
-    elsewhere. States older than `max_age`
-    seconds, and than ten times what computing them took, are computed again.
+    elsewhere. States older than `max_age` seconds, and than ten times what computing them took, are computed again.
     """
 
     recipe: Recipe

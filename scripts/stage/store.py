@@ -86,6 +86,11 @@ def identity_of(facts: Facts) -> str:
     return sha256_text(canonical_json(facts))[:16]
 
 
+def facts_in(record: RunIdentity) -> Facts:
+    """Return the facts of an identity.json, without the identity and what other commits noted."""
+    return {name: record[name] for name in Facts.__annotations__ if name in record}
+
+
 def identity_in(run: Path) -> str | None:
     """Return the identity that a folder trains; None where it is missing or has no identity.json."""
     record = read_if_there(run / "identity.json", RunIdentity)

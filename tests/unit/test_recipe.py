@@ -22,7 +22,6 @@ from tests.cases import cases
 from tests.conftest import ROOT
 
 TINY = ROOT / "config/recipes/tiny.yaml"
-
 SHIPPED = sorted(path for kind in ("recipes", "sites") for path in (ROOT / "config" / kind).glob("*.yaml"))
 
 
