@@ -25,7 +25,7 @@ class Alerts(Strict):
 
 
 class Store(Strict):
-    """A store of trainings beyond this tree, which projects and clusters share (docs/store.md)."""
+    """A store of trainings beyond this tree, which projects and clusters share (docs/remote.md)."""
 
     remote: Place = Field(description="URL for fsspec: s3://bucket/prefix, gs://..., sftp://host/path, or a folder.")
     push: list[Literal["published", "exports", "last"]] = Field(["published"])

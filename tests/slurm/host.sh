@@ -19,4 +19,4 @@ mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /sys/fs/cgroup # slurmd wants something mounted here even when it tracks processes without cgroups
 
 # shellcheck disable=SC2016
-exec unshare --pid --fork --kill-child --mount-proc bash -c '"$@" & wait $!' "$mark" slurmd -D
+cd "$directory/$name" && exec unshare --pid --fork --kill-child --mount-proc bash -c '"$@" & wait $!' "$mark" slurmd -D

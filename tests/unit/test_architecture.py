@@ -155,3 +155,13 @@ def test_the_required_versions_are_pinned():
         "ray==2.60.0",
     ):
         assert f"{pin}\n" in pins
+
+
+@pytest.mark.parametrize("name", ["trl", "wandb", "remote", "apprise"])
+def test_an_optional_environment_pins_no_other_version_than_the_controller(name):
+    pins = {
+        part: dict(re.findall(r"^([\w.-]+)==([^\s;#]+)", (ROOT / f"envs/{part}.txt").read_text(), re.MULTILINE))
+        for part in ("controller", name)
+    }
+    shared = pins["controller"].keys() & pins[name].keys()
+    assert {each: pins[name][each] for each in shared} == {each: pins["controller"][each] for each in shared}
