@@ -26,6 +26,7 @@ from typing import Any, NotRequired, TypedDict
 import fsspec
 import msgspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file
@@ -137,7 +138,7 @@ class RemoteStore:
             except UserError as error:
                 return error
 
-        with ThreadPoolExecutor(32) as pool:
+        with ThreadPoolExecutor(self._at_once()) as pool:
             yield from pool.map(read, [(identity, step) for identity, steps in self.steps().items() for step in steps])
 
     def objects(self) -> dict[str, int]:
@@ -201,6 +202,10 @@ class RemoteStore:
                     raise UserError(f"{self.url}: object {digest} has other content than its name says; push it again")
         return paths
 
+    def _at_once(self) -> int:
+        """Return how many requests the file system takes at once: a connection such as SFTP's takes one."""
+        return 32 if isinstance(self._place[0], AsyncFileSystem | LocalFileSystem) else 1
+
     def _names(self, folder: str) -> list[str]:
         fs, root = self._place
         with self._reached():
@@ -220,7 +225,7 @@ class RemoteStore:
             except FileNotFoundError:
                 return -1
 
-        with ThreadPoolExecutor(16) as pool:
+        with ThreadPoolExecutor(self._at_once()) as pool:
             return dict(zip(digests, pool.map(size, digests), strict=True))
 
     def _put(self, paths: Mapping[str, Path]) -> None:
