@@ -68,7 +68,7 @@ def pruned(project: Project, store: RemoteStore, names: list[str], is_dry: bool)
     left = {digest: size for digest, size in store.objects().items() if digest not in kept}
     if not is_dry:
         store.remove([(manifest["identity"], manifest["step"]) for manifest in doomed], left)
-    return f"{len(doomed)} trainings, {amount(sum(left.values()))} {'would be freed' if is_dry else 'freed'}"
+    return f"trainings: {len(doomed)}, {'to be freed' if is_dry else 'freed'}: {amount(sum(left.values()))}"
 
 
 def fetch(project: Project, store: RemoteStore, stage: str) -> str:

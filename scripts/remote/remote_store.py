@@ -10,7 +10,6 @@ An object is only believed by its hash, a manifest by its form and, where the pr
 
 import hashlib
 import hmac
-import math
 import os
 import re
 import secrets
@@ -23,10 +22,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict
 
-import fsspec
 import msgspec
-from fsspec.asyn import AsyncFileSystem
-from fsspec.implementations.local import LocalFileSystem
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file
@@ -40,27 +36,19 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 BLOCK = 64 << 20
 SECONDS = 20.0
 """A listing is asked for again after so long."""
-AT_ONCE = 4
-"""Files under way at once, and parts of each; of a push all lie in memory, 50 MB a part."""
-OPTIONS = {"s3": {"max_concurrency": AT_ONCE, "config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 3}}}}
-"""Options of a protocol, by which a store out of reach is given up in seconds."""
-
-
-class Pace(fsspec.Callback):
-    """Hold a transfer to a number of bytes a second, by a sleep after each part; None: to no number."""
-
-    def __init__(self, bytes_per_second: float | None) -> None:
-        super().__init__()
-        self.rate, self.began, self.sent = bytes_per_second or math.inf, time.monotonic(), 0
-
-    def branched(self, path_1: str, path_2: str, **kwargs: Any) -> "Pace":
-        """Return the callback of one of several files."""
-        return self
-
-    def relative_update(self, inc: int = 1) -> None:
-        """Count the bytes of a part."""
-        self.sent += inc
-        time.sleep(max(0.0, self.sent / self.rate - (time.monotonic() - self.began)))
+PARTS, PART = 5, 16 << 20
+"""Parts of a file under way at once on S3, and their size; all lie in memory."""
+MAX_PARTS = 10_000
+"""Of an upload to S3: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
+_S3 = {
+    "connect_timeout": 5,
+    "retries": {"max_attempts": 3},
+    "response_checksum_validation": "when_required",
+    "s3": {"payload_signing_enabled": False},
+}
+OPTIONS = {"s3": {"max_concurrency": PARTS, "default_block_size": PART, "config_kwargs": _S3}}
+"""Options of a protocol: a store out of reach is given up in seconds. Every file is held against its hash, so neither a
+signature of its bytes nor the checksum of an answer is needed; some S3 servers answer with a wrong one for a part."""
 
 
 class Manifest(TypedDict):
@@ -96,6 +84,8 @@ class RemoteStore:
     def _place(self) -> tuple[Any, str]:
         """The file system and the root on it."""
         with self._reached():
+            import fsspec  # noqa: PLC0415 - a tenth of what plan takes where no store is named
+
             options = OPTIONS.get(self.url.partition(":")[0], {})
             return fsspec.core.url_to_fs(self.url, **options)
 
@@ -174,7 +164,7 @@ class RemoteStore:
                 manifest = {**manifest, "signature": _sign(manifest, key)}
             fs.makedirs(f"{root}/trainings", exist_ok=True)
             name = f"{root}/trainings/{manifest['identity']}.{manifest['step']}.json"
-            if isinstance(fs, AsyncFileSystem):
+            if fs.async_impl:
                 fs.pipe_file(name, msgspec.json.encode(manifest))
             else:
                 fs.pipe_file(hidden := f"{name}.{secrets.token_hex(8)}", msgspec.json.encode(manifest))
@@ -193,7 +183,7 @@ class RemoteStore:
         lacking = [digest for digest, path in paths.items() if not _is_whole(path, digest, sizes[digest])]
         with self._reached():
             targets = [str(paths[digest]) for digest in lacking]
-            fs.get([_object(root, digest) for digest in lacking], targets, batch_size=2 * AT_ONCE)
+            fs.get([_object(root, digest) for digest in lacking], targets, batch_size=_files_at_once(fs))
         with ThreadPoolExecutor(4) as pool:
             whole = pool.map(lambda digest: _is_whole(paths[digest], digest, sizes[digest]), lacking)
             for digest, is_whole in zip(lacking, whole, strict=True):
@@ -204,7 +194,8 @@ class RemoteStore:
 
     def _at_once(self) -> int:
         """Return how many requests the file system takes at once: a connection such as SFTP's takes one."""
-        return 32 if isinstance(self._place[0], AsyncFileSystem | LocalFileSystem) else 1
+        fs, _ = self._place
+        return 32 if fs.async_impl or "file" in fs.protocol else 1
 
     def _names(self, folder: str) -> list[str]:
         fs, root = self._place
@@ -230,9 +221,14 @@ class RemoteStore:
 
     def _put(self, paths: Mapping[str, Path]) -> None:
         """Put files under their names, whole or not at all."""
+        from scripts.remote.pace import Pace  # noqa: PLC0415
+
         (fs, _), pace = self._place, Pace(self.pace)
-        if isinstance(fs, AsyncFileSystem):
-            fs.put([str(path) for path in paths.values()], [*paths], callback=pace, batch_size=AT_ONCE)
+        if fs.async_impl:
+            largest = max((path.stat().st_size for path in paths.values()), default=0)
+            parts = {"chunksize": PART} if "s3" in fs.protocol and largest <= MAX_PARTS * PART else {}
+            sources = [str(path) for path in paths.values()]
+            fs.put(sources, [*paths], callback=pace, batch_size=_files_at_once(fs), **parts)
             return
         for target, path in paths.items():
             fs.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -252,6 +248,10 @@ class RemoteStore:
         except Exception as error:
             says = f"cannot be reached ({type(error).__name__}: {error})"
             raise UserError(f"{self.url}: {says}; check address, network and rights") from error
+
+
+def _files_at_once(fs: Any) -> int:
+    return 2 if "s3" in fs.protocol else 8
 
 
 def _is_ours(name: str, digest: str | None) -> bool:

@@ -4,11 +4,12 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import describe_files, fsync_directory, sha256_file, sync_tree, write_json
+from scripts.files import HASHED_AT_ONCE, describe_files, fsync_directory, sha256_file, sync_tree, write_json
 from scripts.records import Files, read_record
 
 _STEP = re.compile(r"step_(\d+)")
@@ -79,14 +80,18 @@ def damage_of(path: Path, content: bool = True) -> str | None:
 
 def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tuple[str, str]]:
     """Yield the files of a folder that differ from their description; hashes of larger files are not compared."""
-    for name, described in files.items():
-        file, size = folder / name, described["bytes"]
+
+    def problem(name: str) -> str:
+        file, size, digest = folder / name, files[name]["bytes"], files[name]["sha256"]
         if not file.is_file():
-            yield name, "is missing"
-        elif file.stat().st_size != size:
-            yield name, f"has {file.stat().st_size} bytes instead of {size}"
-        elif size <= hashed_bytes and described["sha256"] and sha256_file(file) != described["sha256"]:
-            yield name, "has the right size but other content"
+            return "is missing"
+        if file.stat().st_size != size:
+            return f"has {file.stat().st_size} bytes instead of {size}"
+        is_other = size <= hashed_bytes and digest and sha256_file(file) != digest
+        return "has the right size but other content" if is_other else ""
+
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        yield from ((name, found) for name, found in zip(files, pool.map(problem, files), strict=True) if found)
 
 
 def finish_removals(run: Path) -> None:

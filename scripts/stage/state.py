@@ -38,6 +38,8 @@ FACTS = {
     "parent_export": "parent",
     "continues": "checkpoint to continue",
 }
+MB_PER_SECOND = 100
+"""A store's rate, assumed for the minutes to fetch a training: a common share of a node's network."""
 
 
 @dataclass(frozen=True)
@@ -227,7 +229,9 @@ def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
         size = sum(file["bytes"] for file in store.manifest(state.identity, step)["files"].values())
     except UserError as error:
         return {"note": f"unknown whether {store.url} has more: {error}"}
-    return {"start": step, "note": f"step {step} is in {store.url}, at most {amount(size)} to fetch"}
+    minutes = round(size / MB_PER_SECOND / 60e6)
+    duration = f", {minutes} min at {MB_PER_SECOND} MB/s" if minutes else ""
+    return {"start": step, "note": f"step {step} is in {store.url}, at most {amount(size)} to fetch{duration}"}
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:

@@ -111,6 +111,23 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     assert attempt["nodes"] == 2
 
 
+def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_without_training(trained, slurm, tmp_path):
+    store = {"remote": str(tmp_path / "remote")}
+    trained.configure(site="test", store=store)
+    output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/sft/pushed.json")
+    push = re.search(r"rule push:(?:\n    .+)+", output)[0]
+    assert "nodes=1," in push and "gres" not in push and "rule train:" not in output
+    (tmp_path / "other").mkdir()
+    other = on_cluster(tmp_path / "other", slurm)
+    other.configure(site="test", store=store)
+    output = other.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/sft/hf/record.json")
+    train = re.search(r"rule train:(?:\n    .+)+", output)[0]
+    assert "nodes=1," in train and "gres" not in train
+    assert other.content("sft") == trained.content("sft")
+    assert read_attempts(other.results / "sft/run") == read_attempts(trained.results / "sft/run")
+    trained.configure(site="test")
+
+
 @pytest.mark.slow
 def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakemake(trained):
     rlhf = "blend: rlhf, loss_fn: {reference_policy_kl_penalty: 0.01}"

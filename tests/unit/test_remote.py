@@ -5,12 +5,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from getpass import getuser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +20,10 @@ import pytest
 
 from scripts.commands.store import fetch, listed, pruned, verified
 from scripts.files import read_json
-from scripts.remote.remote_store import KEY, RemoteStore
+from scripts.remote.remote_store import KEY, PART, RemoteStore
 from scripts.stage.progress import read_log
 from scripts.stage.push import follow, push_published
-from scripts.stage.remote import push
+from scripts.stage.remote import pull, pull_newest, push
 from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of, seal_checkpoint
 from scripts.stage.state import States
 from scripts.train.export import export
@@ -30,6 +32,7 @@ from tests.stages import as_of, checkpoint, open_folder
 from tests.unit.test_store import fill, here, killed_at, save, stage_of, train  # noqa: F401 - fixtures
 
 RCLONE = shutil.which("rclone", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+SSHD = shutil.which("sshd", path=f"/usr/sbin:{os.environ['PATH']}")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
 
 
@@ -69,9 +72,49 @@ def url(request, tmp_path):
     return f"s3://bucket/{tmp_path.name}"
 
 
+@pytest.fixture
+def sftp(tmp_path, monkeypatch):
+    """The URL of an empty remote store behind a real SSH server on loopback."""
+    pytest.importorskip("paramiko", reason="paramiko is not installed")
+    if not SSHD:
+        pytest.skip("openssh-server is not installed")
+    keys = tmp_path / ".ssh"
+    keys.mkdir()
+    for name in ("id_ed25519", "host"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {
+        "ListenAddress": f"127.0.0.1:{port}",
+        "HostKey": keys / "host",
+        "AuthorizedKeysFile": keys / "id_ed25519.pub",
+        "Subsystem": "sftp internal-sftp",
+        "StrictModes": "no",
+        "PidFile": "none",
+    }
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = [SSHD, "-D", "-e", "-f", "/dev/null", *(f"-o{name}={value}" for name, value in options.items())]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        next(line for line in server.stderr if "Server listening" in line)
+        try:
+            yield f"sftp://{getuser()}@127.0.0.1:{port}{tmp_path}/remote"
+        finally:
+            server.kill()
+
+
 def elsewhere() -> None:
     """Go on in another tree, where nothing was trained."""
     Path("results").rename("elsewhere")
+
+
+def test_a_store_behind_ssh_is_pushed_to_and_pulled_from(train, sftp):
+    trained_and_pushed(train, sftp)
+    assert [manifest["stage"] for manifest in RemoteStore(sftp).manifests()] == ["sft"]
+    assert train(stage_of("b"), store=RemoteStore(sftp)) == (0, [])
+    assert [*verified(RemoteStore(sftp), content=True)] == []
 
 
 def trained_and_pushed(train, url: str, weights: bool = True) -> str:
@@ -98,6 +141,17 @@ def test_a_published_stage_is_fresh_elsewhere_and_its_checkpoint_is_fetched_when
     assert train(as_of(stage_of("c"), 4), store=store) == (0, [])
 
 
+def test_the_minutes_to_fetch_are_told_at_an_assumed_rate(train, tmp_path, monkeypatch):
+    url = str(tmp_path / "remote")
+    trained_and_pushed(train, url)
+    manifest = next(RemoteStore(url).manifests())
+    megabytes = sum(file["bytes"] for file in manifest["files"].values()) / 1e6
+    monkeypatch.setattr("scripts.stage.state.MB_PER_SECOND", megabytes / 600)
+    stage = stage_of("b")
+    state = States(stage.recipe, stage.results, stage.root, store=RemoteStore(url)).of("sft")
+    assert ", 10 min at " in state.note
+
+
 def test_a_stage_pushed_without_its_checkpoint_is_published_from_its_export(train, url):
     trained_and_pushed(train, url, weights=False)
     stage, store = stage_of("b"), RemoteStore(url)
@@ -108,8 +162,6 @@ def test_a_stage_pushed_without_its_checkpoint_is_published_from_its_export(trai
 
 
 def store_fetch(stage, store) -> None:
-    from scripts.stage.remote import pull
-
     pull(store, stage.training, 4, is_whole=True)
 
 
@@ -179,6 +231,20 @@ def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_publish
     with pytest.raises(KeyboardInterrupt):
         follow(store, run, "sft")
     assert RemoteStore(store.url).steps() == {run.name: [2, 3]}
+
+
+@pytest.mark.parametrize("parts", [1.5, 4])
+def test_a_file_of_several_parts_is_pushed_and_pulled(train, s3, tmp_path, parts):
+    run, store = open_folder(stage_of("a")), RemoteStore(f"s3://bucket/{tmp_path.name}")
+    saved = run / "saving/checkpoint-1"
+    saved.mkdir(parents=True)
+    (saved / "model.safetensors").write_bytes(os.urandom(int(parts * PART)))
+    seal_checkpoint(saved, run, 1)
+    assert push(store, run, "sft") > parts * PART
+    other = Path("other", run.name)
+    other.mkdir(parents=True)
+    pull_newest(store, other, 9)
+    assert damage_of(checkpoint(other, 1)) is None
 
 
 def test_a_push_is_held_to_its_pace(train, url):
@@ -306,8 +372,8 @@ def test_the_store_is_listed_verified_and_pruned(train, url):
     assert len(lines) == 3 and all("here, too" in line for line in lines[1:])
     assert [*verified(RemoteStore(url), content=True)] == []
     before = RemoteStore(url).objects()
-    assert pruned(project, RemoteStore(url), [], is_dry=False) == "0 trainings, 0 bytes freed"
-    assert "1 trainings" in pruned(project, RemoteStore(url), [second.identity], is_dry=True)
+    assert pruned(project, RemoteStore(url), [], is_dry=False) == "trainings: 0, freed: 0 bytes"
+    assert "trainings: 1, to be freed: " in pruned(project, RemoteStore(url), [second.identity], is_dry=True)
     assert RemoteStore(url).objects() == before
     pruned(project, RemoteStore(url), [second.identity], is_dry=False)
     assert RemoteStore(url).steps() == {first.identity: [4]}
@@ -322,7 +388,7 @@ def test_the_last_copy_of_a_checkpoint_is_not_pruned(train, tmp_path):
     project = SimpleNamespace(root=Path("results"), results=Path("results/b"))
     assert "the last copy" in refusal(pruned, project, RemoteStore(url), [identity], False)
     fetch(project, RemoteStore(url), "sft")
-    assert pruned(project, RemoteStore(url), [identity], False).startswith("1 trainings")
+    assert pruned(project, RemoteStore(url), [identity], False).startswith("trainings: 1, freed: ")
 
 
 def test_files_that_are_cut_missing_or_changed_are_found(train, tmp_path):
@@ -359,21 +425,26 @@ def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_g
     )
     if way == "pull":
         push(RemoteStore(url), run, "sft")
+    if way == "push":
+        whole = [sys.executable, "-c", MOVE, f"{url}-whole", run, way]
+    else:
+        whole = [sys.executable, "-c", MOVE, url, Path("whole", run.name), way]
+        Path("whole", run.name).mkdir(parents=True)
+    began = time.monotonic()
+    subprocess.run(whole, env=environment, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - began
     command = [sys.executable, "-c", MOVE, url, run if way == "push" else other, way]
     killed = 0
-    for moment in range(1, 40):
+    for moment in range(4, 30):
         other.mkdir(parents=True, exist_ok=True)
-        began = time.monotonic()
         process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(0.5 + moment * 0.05)
+            process.wait(seconds * moment / 10)
         process.send_signal(signal.SIGKILL)
         if process.wait() == 0:
             break
         killed += 1
-        assert all(damage_of(each.path) is None for each in checkpoints(other)), (
-            f"killed after {time.monotonic() - began}"
-        )
+        assert all(damage_of(each.path) is None for each in checkpoints(other)), f"after {seconds * moment / 10:.2f} s"
     assert killed > 3 and process.returncode == 0
     if way == "push":
         assert RemoteStore(url).steps() == {run.name: [3]}
