@@ -183,7 +183,7 @@ class RemoteStore:
         lacking = [digest for digest, path in paths.items() if not _is_whole(path, digest, sizes[digest])]
         with self._reached():
             targets = [str(paths[digest]) for digest in lacking]
-            fs.get([_object(root, digest) for digest in lacking], targets, batch_size=_files_at_once(fs))
+            fs.get([_object(root, digest) for digest in lacking], targets, **_files_at_once(fs))
         with ThreadPoolExecutor(4) as pool:
             whole = pool.map(lambda digest: _is_whole(paths[digest], digest, sizes[digest]), lacking)
             for digest, is_whole in zip(lacking, whole, strict=True):
@@ -228,7 +228,7 @@ class RemoteStore:
             largest = max((path.stat().st_size for path in paths.values()), default=0)
             parts = {"chunksize": PART} if "s3" in fs.protocol and largest <= MAX_PARTS * PART else {}
             sources = [str(path) for path in paths.values()]
-            fs.put(sources, [*paths], callback=pace, batch_size=_files_at_once(fs), **parts)
+            fs.put(sources, [*paths], callback=pace, **_files_at_once(fs), **parts)
             return
         for target, path in paths.items():
             fs.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -250,8 +250,8 @@ class RemoteStore:
             raise UserError(f"{self.url}: {says}; check address, network and rights") from error
 
 
-def _files_at_once(fs: Any) -> int:
-    return 2 if "s3" in fs.protocol else 8
+def _files_at_once(fs: Any) -> dict[str, int]:
+    return {"batch_size": 2 if "s3" in fs.protocol else 8} if fs.async_impl else {}
 
 
 def _is_ours(name: str, digest: str | None) -> bool:
