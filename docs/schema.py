@@ -23,7 +23,7 @@ from scripts.recipe.yaml_file import installation
 MODELS = {"recipe": Recipe, "site": Site, "config": Config}
 ENVIRONMENTS = {
     "controller": ("controller",),
-    "trl": ("controller", "trl"),
+    "trl": ("controller", "trl", "remote"),
     "wandb": ("controller", "wandb"),
     "remote": ("controller", "remote"),
 }
