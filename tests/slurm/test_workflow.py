@@ -111,6 +111,7 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     assert attempt["nodes"] == 2
 
 
+@pytest.mark.slow
 def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_without_training(trained, slurm, tmp_path):
     store = {"remote": str(tmp_path / "remote")}
     trained.configure(site="test", store=store)
@@ -170,6 +171,7 @@ def test_nobody_trains_on_a_login_node_by_mistake(slurm, tmp_path):
     assert "config/sites/laptop.yaml has no slurm section" in output
 
 
+@pytest.mark.slow
 def test_shards_are_sampled_side_by_side_and_one_that_is_preempted_goes_on(trained, slurm):
     source = "kind: generated, by: sft, prompts: rlvr1, samples: 48, max_new_tokens: 12, shards: 2"
     trained.edit(

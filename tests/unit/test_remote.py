@@ -202,6 +202,7 @@ def test_logs_of_the_later_step_replace_those_of_a_folder_that_is_behind(train, 
     assert [each.step for each in checkpoints(run)] == [2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_taken_last_and_at_once_with_the_mark_of_what_it_lacks(train, tmp_path):
     url = str(tmp_path / "remote")
     trained_and_pushed(train, url)

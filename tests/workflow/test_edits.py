@@ -14,7 +14,7 @@ from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.site import Site
 from scripts.stage.paths import StagePaths
 from scripts.stage.status import status_of
-from tests.workflow.edits import DOCUMENT, EDITS, document
+from tests.workflow.edits import DOCUMENT, EDITS, Edit, document
 
 BUDGET = {"name": "cluster", "threads": 2, "slurm": {"gpus_per_node": 1, "max_runtime": 60, "budget_gpu_hours": 1e-9}}
 
@@ -50,12 +50,16 @@ def expected_to_train(workflow, targets: list[str]) -> dict[str, set[str]]:
     }
 
 
+def _when(edit: Edit, number: int) -> list[pytest.MarkDecorator]:
+    """Edits that train are slow; of the others a fourth is tried every day."""
+    if edit.is_trained:
+        return [pytest.mark.slow]
+    return [pytest.mark.long] if number % 4 else []
+
+
 @pytest.mark.parametrize(
     "edit",
-    [
-        pytest.param(edit, id=edit.edit, marks=[] if edit.is_trained or number % 4 == 0 else pytest.mark.long)
-        for number, edit in enumerate(EDITS)
-    ],
+    [pytest.param(edit, id=edit.edit, marks=_when(edit, number)) for number, edit in enumerate(EDITS)],
 )
 def test_jobs_plan_status_and_budget_agree_with_what_really_trains(copied, edit, monkeypatch):
     edit.apply(copied)
