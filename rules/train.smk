@@ -71,13 +71,14 @@ def waits_for(wildcards):
 
 
 def publishes_only(wildcards):
-    """Whether the job may not train (1): it asks for no more than publishing takes, moments on one node."""
+    """Whether the job may not train (1): it asks for no more than publishing or fetching takes, one node."""
     stage = stage_of(wildcards)
     # What is there by name was then no sound checkpoint.
     was_in_vain = any(attempt["outcome"] == "waited" for attempt in attempts_of(stage.paths.run, CALL)[-1:])
     state = STATES.of(stage.name)
     trains_elsewhere = state.state == "training" and not state.trains_other
-    return int(((state.is_trained or trains_elsewhere) and not was_in_vain) or waits_for(wildcards) > 0)
+    is_fetched = state.is_fetched and SITE.slurm is not None
+    return int(((state.is_trained or trains_elsewhere or is_fetched) and not was_in_vain) or waits_for(wildcards) > 0)
 
 
 def of_training(name):

@@ -51,7 +51,7 @@ class StageState:
     damaged (a record is) or new. `planned` is None while the rows are unknown. `run` trains the stage's identity, up to
     step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
     `changed` lists differences from the training in ``<stage>/run``; with `trains_other` the process at work trains
-    another identity.
+    another identity; with `is_fetched` step `start` is in the remote store alone.
     """
 
     stage: str
@@ -66,6 +66,7 @@ class StageState:
     changed: tuple[str, ...] = ()
     note: str = ""
     trains_other: bool = False
+    is_fetched: bool = False
 
     @property
     def last(self) -> int | None:
@@ -231,7 +232,8 @@ def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
         return {"note": f"unknown whether {store.url} has more: {error}"}
     minutes = round(size / MB_PER_SECOND / 60e6)
     duration = f", {minutes} min at {MB_PER_SECOND} MB/s" if minutes else ""
-    return {"start": step, "note": f"step {step} is in {store.url}, at most {amount(size)} to fetch{duration}"}
+    note = f"step {step} is in {store.url}, at most {amount(size)} to fetch{duration}"
+    return {"start": step, "note": note, "is_fetched": True}
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:

@@ -7,8 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.attempts import read_attempts
+from scripts.stage.remote import push
 from tests.conftest import Workflow
 from tests.programs import until
 
@@ -116,8 +118,8 @@ def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_with
     store = {"remote": str(tmp_path / "remote")}
     trained.configure(site="test", store=store)
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/sft/pushed.json")
-    push = re.search(r"rule push:(?:\n    .+)+", output)[0]
-    assert "nodes=1," in push and "gres" not in push and "rule train:" not in output
+    pushing = re.search(r"rule push:(?:\n    .+)+", output)[0]
+    assert "nodes=1," in pushing and "gres" not in pushing and "rule train:" not in output
     (tmp_path / "other").mkdir()
     other = on_cluster(tmp_path / "other", slurm)
     other.configure(site="test", store=store)
@@ -127,6 +129,16 @@ def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_with
     assert other.content("sft") == trained.content("sft")
     assert read_attempts(other.results / "sft/run") == read_attempts(trained.results / "sft/run")
     trained.configure(site="test")
+
+    push(RemoteStore(store["remote"]), (trained.results / "rlvr1/run").resolve(), "rlvr1", 2)
+    output = other.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/rlvr1/ckpt")
+    assert re.findall(r"rule train:(?:\n    .+)+?nodes=(\d)", output) == ["1", "2"], "all nodes only after the fetch"
+    assert other.content("rlvr1") == trained.content("rlvr1")
+    attempts = read_attempts(other.results / "rlvr1/run")[-2:]
+    assert [(each["from"], each["to"], each["outcome"]) for each in attempts] == [
+        (2, 2, "waited"),
+        (2, 3, "finished"),
+    ]
 
 
 @pytest.mark.slow
