@@ -84,9 +84,18 @@ def later_step(store: RemoteStore, identity: str, step: int, planned: int) -> in
 
 
 def pull_newest(store: RemoteStore, run: Path, planned: int) -> None:
-    """Take what the store has of a training beyond its folder, with the files that the rest of its steps needs."""
+    """Take what the store has of a training beyond its folder, with the files that the rest of its steps needs.
+
+    A training that has begun here goes on without a store that is out of reach.
+    """
     newest = newest_step(run)
-    step = later_step(store, run.name, newest, planned) or newest
+    try:
+        step = later_step(store, run.name, newest, planned) or newest
+    except UserError as error:
+        if newest == 0:
+            raise
+        print(f"{error}; going on with what is here", flush=True)
+        step = newest
     is_last = step >= planned
     if step > newest or (not is_last and (run / f"checkpoints/step_{step}" / ELSEWHERE).exists()):
         if not is_last and not store.manifest(run.name, step)["weights"]:

@@ -338,6 +338,8 @@ def test_a_store_out_of_reach_is_told_by_plan_and_refused_by_training(train, s3,
     state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
     assert state.state == "new" and state.note.startswith("unknown whether s3://bucket/away has more: ")
     assert "s3://bucket/away" in refusal(train_stage_with, train, stage, store.url)
+    fill(open_folder(stage), 2)
+    assert train(stage, store=store) == (0, [2]), "what has begun here goes on"
     s3fs.S3FileSystem.clear_instance_cache()
 
 
