@@ -38,6 +38,7 @@ SECONDS = 20.0
 """A listing is asked for again after so long."""
 PARTS, PART = 5, 16 << 20
 """Parts of a file under way at once on S3, and their size; all lie in memory."""
+FETCHED_AT_ONCE = 4
 MAX_PARTS = 10_000
 """Of an upload to S3: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
 _S3 = {
@@ -176,21 +177,20 @@ class RemoteStore:
 
         What a killed call has fetched is there for the next.
         """
-        fs, root = self._place
+        (fs, root), sizes = self._place, {file["sha256"]: file["bytes"] for file in files.values()}
         folder.mkdir(parents=True, exist_ok=True)
-        sizes = {file["sha256"]: file["bytes"] for file in files.values()}
-        paths = {digest: folder / digest for digest in sizes}
-        lacking = [digest for digest, path in paths.items() if not _is_whole(path, digest, sizes[digest])]
-        with self._reached():
-            targets = [str(paths[digest]) for digest in lacking]
-            fs.get([_object(root, digest) for digest in lacking], targets, **_files_at_once(fs))
-        with ThreadPoolExecutor(4) as pool:
-            whole = pool.map(lambda digest: _is_whole(paths[digest], digest, sizes[digest]), lacking)
-            for digest, is_whole in zip(lacking, whole, strict=True):
-                if not is_whole:
-                    paths[digest].unlink(missing_ok=True)
+
+        def whole(digest: str) -> Path:
+            path, size = folder / digest, sizes[digest]
+            if not _is_whole(path, digest, size):
+                fs.get_file(_object(root, digest), str(path))
+                if not _is_whole(path, digest, size):
+                    path.unlink(missing_ok=True)
                     raise UserError(f"{self.url}: object {digest} has other content than its name says; push it again")
-        return paths
+            return path
+
+        with self._reached(), ThreadPoolExecutor(min(FETCHED_AT_ONCE, self._at_once())) as pool:
+            return dict(zip(sizes, pool.map(whole, sizes), strict=True))
 
     def _at_once(self) -> int:
         """Return how many requests the file system takes at once: a connection such as SFTP's takes one."""
@@ -228,7 +228,7 @@ class RemoteStore:
             largest = max((path.stat().st_size for path in paths.values()), default=0)
             parts = {"chunksize": PART} if "s3" in fs.protocol and largest <= MAX_PARTS * PART else {}
             sources = [str(path) for path in paths.values()]
-            fs.put(sources, [*paths], callback=pace, **_files_at_once(fs), **parts)
+            fs.put(sources, [*paths], callback=pace, batch_size=2 if parts else 8, **parts)
             return
         for target, path in paths.items():
             fs.makedirs(target.rpartition("/")[0], exist_ok=True)
@@ -248,10 +248,6 @@ class RemoteStore:
         except Exception as error:
             says = f"cannot be reached ({type(error).__name__}: {error})"
             raise UserError(f"{self.url}: {says}; check address, network and rights") from error
-
-
-def _files_at_once(fs: Any) -> dict[str, int]:
-    return {"batch_size": 2 if "s3" in fs.protocol else 8} if fs.async_impl else {}
 
 
 def _is_ours(name: str, digest: str | None) -> bool:
