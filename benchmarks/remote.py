@@ -124,7 +124,7 @@ def killed(root: Path, kills: int) -> tuple[int, int]:
         for way, folder in (("push", run), ("pull", target)):
             command = [sys.executable, "-c", MOVE, url, folder, way]
             while True:
-                began, moment = time.monotonic(), whole[way] * random.uniform(0.4, 1.0)
+                began, moment = time.monotonic(), whole[way] * random.uniform(0.4, 1.3)
                 with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
                     try:
                         expect(process.wait(None if moment == math.inf else moment) == 0, f"{way} {url}")
@@ -149,6 +149,7 @@ def listed(root: Path) -> float:
         identity = f"{number:016x}"
         manifest = {"identity": identity, "step": 4, "stage": "sft", "weights": True, "files": {"metrics.jsonl": file}}
         (folder / f"{identity}.4.json").write_text(canonical_json(manifest))
+    time.sleep(2)  # the server remembers a folder for one second
     began = time.monotonic()
     found = [*RemoteStore("s3://bucket/many").manifests()]
     expect(len(found) == STAGES and not any(isinstance(each, UserError) for each in found), f"many: {found[:1]}")
