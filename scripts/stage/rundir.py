@@ -4,12 +4,11 @@ import math
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.errors import UserError
-from scripts.files import HASHED_AT_ONCE, describe_files, fsync_directory, sha256_file, sync_tree, write_json
+from scripts.files import describe_files, fsync_directory, in_threads, sha256_file, sync_tree, write_json
 from scripts.records import Files, read_record
 
 _STEP = re.compile(r"step_(\d+)")
@@ -90,8 +89,7 @@ def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tup
         is_other = size <= hashed_bytes and digest and sha256_file(file) != digest
         return "has the right size but other content" if is_other else ""
 
-    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-        yield from ((name, found) for name, found in zip(files, pool.map(problem, files), strict=True) if found)
+    yield from ((name, found) for name, found in zip(files, in_threads(problem, files), strict=True) if found)
 
 
 def finish_removals(run: Path) -> None:

@@ -426,11 +426,10 @@ def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_g
         os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         Path("other", run.name),
     )
-    if way == "pull":
-        push(RemoteStore(url), run, "sft")
     if way == "push":
         whole = [sys.executable, "-c", MOVE, f"{url}-whole", run, way]
     else:
+        push(RemoteStore(url), run, "sft")
         whole = [sys.executable, "-c", MOVE, url, Path("whole", run.name), way]
         Path("whole", run.name).mkdir(parents=True)
     began = time.monotonic()
