@@ -18,7 +18,7 @@ from tests.receiver import serving
 
 LIGHT = Kind("a training without torch", light_recipe(1))
 TITLE = f"Stagecoach on {socket.gethostname()}: results/struck"
-TELL = ["sh", "-c", "mkdir -p told && cat > told/$(date +%s%N)"]
+TELL = ["sh", "-c", "mkdir -p told && cat > telling.$$ && mv telling.$$ told/$(date +%s%N)"]
 CHILD = "child1: {<<: *stage, parent: base, blend: second, gate: [{metric: max_grad_norm, max: 1.0e+4}]}"
 WATCHED = """
             refuse_divergence(job.stage, job.settings.gate, job.run, step)
