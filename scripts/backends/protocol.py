@@ -207,7 +207,7 @@ class Finding:
 
     def __str__(self) -> str:
         """Return a line for people."""
-        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (trap {self.trap})"
+        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (docs/traps.md, trap {self.trap})"
 
 
 class Backend:

@@ -29,6 +29,7 @@ from scripts.stage.state import StageState
 
 WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3
+REFUSED = "Snakemake will refuse all of it: "
 
 
 class Planned(NamedTuple):
@@ -78,7 +79,7 @@ def plan_text(project: Project) -> str:
 
 
 def _refused(problems: list[str]) -> list[str]:
-    return [f"Snakemake will refuse all of it: {problem}" for problem in problems]
+    return [f"{REFUSED}{problem}" for problem in problems]
 
 
 def dry_run_text(project: Project, names: set[str]) -> str:
@@ -224,6 +225,8 @@ def check_budget(project: Project, stages: Collection[str] | None = None) -> Non
         raise UserError(words)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Print the plan."""
-    print(plan_text(project_of(arguments)))
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan; return 1 where Snakemake would refuse it."""
+    text = plan_text(project_of(arguments))
+    print(text)
+    return int(f"\n{REFUSED}" in text)

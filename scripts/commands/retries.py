@@ -103,8 +103,8 @@ class Retries:
         before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
         reason = reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
         if job and job.state == "CANCELLED" and (user := canceller_of(job.id)):
-            mark = "if the site ends jobs whose GPUs idle, slurm.arguments: {comment: ...} may mark yours (trap 101)"
-            return f"{reason}; user {user} did; {mark}"
+            mark = "slurm.arguments: {comment: ...} may mark yours (docs/traps.md, trap 101)"
+            return f"{reason}; user {user} did; if the site ends jobs whose GPUs idle, {mark}"
         return reason
 
     def interruption(self, stage: str, goes_on: str) -> str:

@@ -181,7 +181,9 @@ def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[
         described[split] = found.describe()
         lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
         faults = {
-            f"have more than {limit} tokens{lost} (trap 32)": [f"line {line}: {long}" for line, long in found.too_long],
+            f"have more than {limit} tokens{lost} (docs/traps.md, trap 32)": [
+                f"line {line}: {long}" for line, long in found.too_long
+            ],
             "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
         }
         for fault, rows in faults.items():

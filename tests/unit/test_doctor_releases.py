@@ -94,7 +94,9 @@ def doctor(tmp_path):
 def test_a_shipped_recipe_on_a_right_site_has_only_the_findings_that_its_own_config_earns(doctor, name, release):
     status, (*lines, total) = doctor(name, release)
     lines = [line for line in lines if not line.startswith("note: ")]
-    said = {re.fullmatch(r"(error|warning): ([\w, ]+): .* \(trap (\d+)\)", line).groups() for line in lines}
+    said = {
+        re.fullmatch(r"(error|warning): ([\w, ]+): .* \(docs/traps.md, trap (\d+)\)", line).groups() for line in lines
+    }
     expected = FINDINGS.get(name, set()) | {NO_SLURM} | (OF_MAIN.get(name, set()) if release == "main" else set())
     assert {(kind, stages, int(trap)) for kind, stages, trap in said} == expected, "\n".join(lines)
     assert (status, total.split(": ")[1].split(",")[0]) == (0, "0 errors")

@@ -374,7 +374,7 @@ FIX = f"printf '{RIGHT}' > sums.py; git commit -qam fix".replace("\n", "\\n")
         (FIX, {}, "the empty patch pays 1"),
         ("true", {"patch": diff("other.py", "", "pass\n")}, "the gold patch pays 0"),
         ("true", UNTRIED | {"base_commit": "0" * 40}, "its HEAD does not come from the row's base_commit"),
-        ("true", UNTRIED | {"machine": b"04"}, "is for aarch64, but this node is x86_64 (trap 88)"),
+        ("true", UNTRIED | {"machine": b"04"}, "is for aarch64, but this node is x86_64 (docs/traps.md, trap 88)"),
     ],
     ids=["branch", "tag", "reflog", "mended", "gold", "base", "machine"],
 )
@@ -388,7 +388,7 @@ def test_an_image_that_would_spoil_rewards_is_named_with_the_reason(proved, tmp_
 
 def test_a_container_without_processes_of_its_own_is_named(proved, monkeypatch):
     monkeypatch.setenv("UNGUARDED", "1")
-    assert "its processes may end the node's (trap 86)" in proved(**UNTRIED).stderr
+    assert "its processes may end the node's (docs/traps.md, trap 86)" in proved(**UNTRIED).stderr
 
 
 def test_rewards_by_other_tests_than_pytests_are_said_not_to_be_tried(proved):

@@ -383,5 +383,5 @@ def test_another_revision_and_changed_files_are_told(world, monkeypatch):
 
 
 def test_a_finding_is_one_line_with_its_trap():
-    assert str(Finding("rlvr1", 4, "too few rows")) == "error: rlvr1: too few rows (trap 4)"
+    assert str(Finding("rlvr1", 4, "too few rows")) == "error: rlvr1: too few rows (docs/traps.md, trap 4)"
     assert str(Finding("rlvr1", 4, "too few rows", stops=False)).startswith("warning: ")

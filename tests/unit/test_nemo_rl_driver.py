@@ -378,14 +378,14 @@ def trained(tmp_path, monkeypatch):
 
 def test_a_driver_whose_import_leaves_weights_out_is_ended_at_once_and_its_import_is_used_by_no_other(trained):
     error, imported = trained("(MegatronPolicyWorker pid=7) WARNING: Can't find mtp.0.experts.0.weight in hf_keys")
-    assert not isinstance(error, CutOffError) and "would stay random (trap 89)" in str(error)
+    assert not isinstance(error, CutOffError) and "would stay random (docs/traps.md, trap 89)" in str(error)
     (aside,) = imported.parent.iterdir()
     assert aside.name.startswith(f"spoilt_{imported.name}.")
 
 
 def test_a_driver_whose_thread_of_rollouts_has_failed_is_ended_at_once_and_tried_again(trained):
     error, imported = trained("(AsyncTrajectoryCollector pid=7) ❌ Error in trajectory collection: no server")
-    assert isinstance(error, CutOffError) and "(trap 99)" in str(error) and imported.exists()
+    assert isinstance(error, CutOffError) and "(docs/traps.md, trap 99)" in str(error) and imported.exists()
 
 
 @needs_checkouts

@@ -45,7 +45,7 @@ def test_what_would_stop_the_stage_stops_its_preflight_and_a_warning_is_printed(
     found = [Finding("dpo", 18, "no checkout"), Finding("dpo", 37, "a slow image", stops=False)]
     with pytest.raises(UserError, match=r"stage dpo is not ready to train:\n  no checkout$"):
         check(found=found)
-    assert capsys.readouterr().err == "warning: dpo: a slow image (trap 37)\n"
+    assert capsys.readouterr().err == "warning: dpo: a slow image (docs/traps.md, trap 37)\n"
 
 
 SAID = [[{"role": "assistant", "content": text}] for text in "ab"]

@@ -560,7 +560,7 @@ def test_preflight_warns_of_rows_that_are_too_long(ready, capsys):
     long = {"responses_create_params": {"input": "q" * 62}}
     assert ready([{}] * 20 + [long] + [{}] * 20)["tokens"]["train"]["too_long"] == 1
     said = capsys.readouterr().err
-    assert "train-split.jsonl: 1 of 41 rows have more than 64 tokens (trap 32): line 21: 65\n" in said
+    assert "train-split.jsonl: 1 of 41 rows have more than 64 tokens (docs/traps.md, trap 32): line 21: 65\n" in said
 
 
 def test_preflight_refuses_a_stage_of_which_too_many_rows_are_too_long(ready):

@@ -95,7 +95,7 @@ def prove(image: Path, task: dict[str, Any]) -> tuple[list[str], bool]:
         head = file.read(47)
     machine = MACHINES.get(head[45:], "an unknown machine") if head[32:41] == b"SIF_MAGIC" else "no Apptainer"
     if machine != platform.machine():
-        return [f"is for {machine}, but this node is {platform.machine()} (trap 88)"], False
+        return [f"is for {machine}, but this node is {platform.machine()} (docs/traps.md, trap 88)"], False
     row = json.loads(task.get("instance_dict") or "{}")
     tests = row.get("FAIL_TO_PASS") or []
     tests = json.loads(tests) if isinstance(tests, str) else tests

@@ -207,7 +207,11 @@ def warn_of_ports(stage: str, release: Release) -> None:
     lent = PORT_RANGE.read_text(encoding="utf-8").split()
     if int(lent[0]) <= HIGHEST_PORT and "low_ports" not in release.can:
         reserve = f"net.ipv4.ip_local_reserved_ports={lent[0]}-{HIGHEST_PORT}"
-        print(f"{stage}: this node lends ports of NeMo-RL's servers to others (trap 100); set {reserve}", flush=True)
+        print(
+            f"{stage}: this node's ephemeral ports include NeMo-RL's (docs/traps.md, trap 100);",
+            f"set {reserve}",
+            flush=True,
+        )
 
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:
