@@ -6,7 +6,7 @@ from scripts.stage.attempts import attempts_of, left_out
 from scripts.stage.state import States
 
 STORE_ASKED = CONFIG.store.model_dump_json() if CONFIG.store else ""
-REMOTE = RemoteStore.of(CONFIG.store, CONFIG.store and CONFIG.store.pull)
+REMOTE = RemoteStore.to_pull_from(CONFIG.store)
 STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=REMOTE, max_age=2.0)
 
 

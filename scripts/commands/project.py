@@ -40,7 +40,7 @@ class Project:
     def states(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
         jobs = latest_jobs(self.results) if self.site.slurm else {}
-        remote = RemoteStore.of(self.store, self.store and self.store.pull)
+        remote = RemoteStore.to_pull_from(self.store)
         return States(self.recipe, self.results, self.root, jobs, remote).all()
 
 

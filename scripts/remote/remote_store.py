@@ -77,9 +77,14 @@ class RemoteStore:
     _since: float = -SECONDS
 
     @classmethod
-    def of(cls, store: Store | None, use: bool = True) -> "RemoteStore | None":
-        """Return the store that a config names; None where it names none, or not for this `use`."""
-        return cls(store.remote, store.mb_per_second and 1e6 * store.mb_per_second) if store and use else None
+    def of(cls, store: Store | None) -> "RemoteStore | None":
+        """Return the store that a config names, if any."""
+        return cls(store.remote, store.mb_per_second and 1e6 * store.mb_per_second) if store else None
+
+    @classmethod
+    def to_pull_from(cls, store: Store | None) -> "RemoteStore | None":
+        """Return the store that trainings may be taken from, if any."""
+        return cls.of(store) if store and store.pull else None
 
     @cached_property
     def _place(self) -> tuple[Any, str]:

@@ -220,7 +220,7 @@ def main(
     job = own_job() if where and where.slurm and own_job_id() else None
     patience = 0.0 if not wait else math.inf if job is None or publish_only else IDLE_NODES_SECONDS
     asked = Store.model_validate_json(store) if store else None
-    pulls, pushes = (RemoteStore.of(asked, use) for use in (asked and asked.pull, asked and "last" in asked.push))
+    pulls, pushes = RemoteStore.to_pull_from(asked), RemoteStore.of(asked) if asked and "last" in asked.push else None
     attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where), pulls, pushes)
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - where.slurm.margin

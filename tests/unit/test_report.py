@@ -460,8 +460,9 @@ def test_a_sweeps_page_has_the_variants_by_score_with_the_words_of_choices(tmp_p
     assert variants[1].notes == ["tied with the chosen", "tied with the chosen at step 4"] and not variants[2].notes
     write_sweep_page(tmp_path, "rlvr1", GRID | untrained, ["rlvr1.best"], tmp_path / "rlvr1/sweep.html")
     page = (tmp_path / "rlvr1/sweep.html").read_text()
-    said, others = said_by(page), "that of the others 0.250 to 0.750"
-    assert f"{best} chosen by held_out_mean: its mean held-out score is 1.000, {others}" in said
+    said = said_by(page)
+    tiles = f"Chosen by held_out_mean {best.removeprefix('rlvr1.')} Mean held-out score 1.000 The other variants: 0.250 to 0.750"
+    assert tiles in said and "Change from the parent" in said
     assert "4 of 5 variants trained, 40 steps" in said and "not trained yet" in said and page.count("<figure>") > 1
     (tmp_path / best / "metrics.parquet").write_bytes(b"cut")
     (damaged,) = (each for each in read_variants(tmp_path, GRID, []) if each.name == best)
