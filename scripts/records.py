@@ -238,6 +238,7 @@ class Scores(TypedDict):
     rows: NotRequired[Count]
     change_from_first: NotRequired[Change | None]
     tags: NotRequired[dict[str, "Scores"]]
+    metrics: NotRequired[dict[str, "Scores"]]
 
 
 class Evaluation(TypedDict):

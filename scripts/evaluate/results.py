@@ -13,9 +13,10 @@ from scripts.records import ExportRecord, read_record
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.tables import ROLLOUTS, ROW, write_table
 
-KEPT = ("response", "reward", "tokens", "cut")
+KEPT = ("response", "reward", "tokens", "cut", "metrics")
 MEAN = None
 """The key of the environments' mean, beside their names."""
+METRICS = ("metrics_before", "metrics_after")
 BEFORE, AFTER, FIRST = "reward_before", "reward_after", "reward_first"
 
 
@@ -30,6 +31,7 @@ class Answer(NamedTuple):
     response: str | None = None
     tokens: int | None = None
     cut: bool | None = None
+    metrics: dict[str, float] | None = None
     tags: list[str] | None = None
 
 
@@ -63,19 +65,29 @@ def evaluation_record(export: dict[str, Any], rollouts: pa.Table, decoding: dict
     """Return eval.json: scores before and after the stage with their change; the mean weighs environments alike.
 
     `export` is the stage's hf/record.json. A score before, and its change, is None where the stage's start was not
-    scored on all rows of the environment; for the mean, of any environment. An environment has the same by `tags`.
+    scored on all rows of the environment; for the mean, of any environment. An environment has the same by `tags`, and
+    of its own `metrics`.
     """
-    rewards = rollouts.select(["environment", "tags", BEFORE, AFTER, FIRST]).to_pandas()
+    rewards = rollouts.select(["environment", "tags", *METRICS, BEFORE, AFTER, FIRST]).to_pandas()
     scores, mean = _scores(dict(list(rewards.groupby("environment"))))
     for entry, (_, part) in zip(scores.values(), rewards.groupby("environment"), strict=True):
         if tagged := dict(list(part.explode("tags").groupby("tags"))):
             entry["tags"], _ = _scores(tagged)
+        if measured := _by_metric(part):
+            entry["metrics"], _ = _scores(measured)
     return {
         **{key: export[key] for key in ("stage", "step", "content")},
         "decoding": decoding,
         "environments": scores,
         "mean": mean,
     }
+
+
+def _by_metric(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows that each of the environment's own metrics measured, with its numbers for rewards."""
+    before, after = (pd.DataFrame([dict(each or ()) for each in rows[column]], dtype=float) for column in METRICS)
+    tables = {name: {BEFORE: before.get(name, np.nan), AFTER: after[name], FIRST: np.nan} for name in sorted(after)}
+    return {name: pd.DataFrame(columns).dropna(subset=AFTER) for name, columns in tables.items()}
 
 
 def _scores(rows: dict[str, pd.DataFrame]) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

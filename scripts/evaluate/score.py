@@ -24,7 +24,15 @@ from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.records import ExportRecord, read_lines, read_record
 from scripts.rewards.episode import whole_text
-from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, spec_of
+from scripts.rewards.registry import (
+    check_row,
+    environment_factory,
+    own_metrics,
+    register,
+    register_gym,
+    scores,
+    spec_of,
+)
 from scripts.rewards.verdict import Unjudged, described
 from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.kinds import contract_of
@@ -37,7 +45,7 @@ from scripts.stage.tables import ROLLOUTS, read_table, write_table
 
 EVERY = 20.0
 Answered = dict[int, tuple[Any, ...]]
-"""Reward, response, tokens and cut by the rows' places."""
+"""Reward, response, tokens, cut and own metrics by the rows' places."""
 
 
 class Sampled:
@@ -147,7 +155,10 @@ def answer_rows(
     for batch in rollouts(model, processor, rows, **decoding, done=answers):
         rewards = scores([(rows[at], rollout.text) for at, rollout in batch.items()], [places[at] for at in batch])
         judged = zip(batch.items(), rewards, strict=True)
-        found = {at: (reward, *rollout._replace(text=whole_text(rollout.text))) for (at, rollout), reward in judged}
+        found = {
+            at: (reward, *rollout._replace(text=whole_text(rollout.text)), own_metrics(rows[at], rollout.text))
+            for (at, rollout), reward in judged
+        }
         if sampled:
             sampled.add(found)
         answers |= found

@@ -13,6 +13,7 @@ from scripts.report.page import short_name
 from scripts.stage.tables import ROW
 
 OF_A_KIND, AT_RANDOM = 3, 20
+BY_NAME = ["tags", "metrics_before", "metrics_after"]
 LONGEST_TEXT, LONGEST_EXAMPLE = 1500, 280
 KINDS = {
     "fell": "reward fell",
@@ -59,7 +60,7 @@ def worst_and_best(first: pd.DataFrame, last: pd.DataFrame, when: str) -> list[d
 
 
 def _shown(row: pd.Series, longest: int = LONGEST_TEXT) -> dict[str, Any]:
-    shown = {key: None if pd.isna(value) else value for key, value in row.drop("tags", errors="ignore").items()}
+    shown = {key: None if pd.isna(value) else value for key, value in row.drop(BY_NAME, errors="ignore").items()}
     for key in ("prompt", "response_before", "response_after"):
         shown[key] = None if shown[key] is None else shortened(str(shown[key]), longest)
     before, after = shown["response_before"], shown["response_after"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from scripts.records import (
     Benchmark,
@@ -46,13 +46,13 @@ def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
     return [_score(name, entry) for name, entry in entries.items()]
 
 
-def scores_by_tag(record: Evaluation | None) -> list[Score]:
-    """Return the scores of an eval.json by environment and tag."""
+def scores_by_tag(record: Evaluation | None, key: Literal["tags", "metrics"] = "tags") -> list[Score]:
+    """Return the scores of an eval.json by environment and tag, or its own metrics by environment and name."""
     environments = record["environments"].items() if record else ()
     return [
-        _score(f"{short_name(name)}: {tag}", scores)
+        _score(f"{short_name(name)}: {part}", scores)
         for name, entry in environments
-        for tag, scores in entry.get("tags", {}).items()
+        for part, scores in entry.get(key, {}).items()
     ]
 
 

@@ -34,6 +34,7 @@ def main(
         steps_csv=_data_uri(trained.metrics),
         scores=scores_of(trained.evaluation),
         by_tag=scores_by_tag(trained.evaluation),
+        own_metrics=scores_by_tag(trained.evaluation, "metrics"),
         benchmarks=scores_of(trained.benchmarks),
         quantized=[(each, scores_of(getattr(quantized, each))) for each in ("evaluation", "benchmarks")],
         samples=[] if trained.rollouts is None else sample_rollouts(trained.rollouts),
@@ -43,8 +44,13 @@ def main(
 
 
 def _data_uri(metrics: pd.DataFrame) -> str:
-    """Return the steps as CSV in a data URI, with columns for rewards, divergences and seconds by name."""
-    maps = {"environment_rewards": "reward/", "divergences": "divergence/", "timing": "seconds/"}
+    """Return the steps as CSV in a data URI, with columns for rewards, own metrics, divergences and seconds by name."""
+    maps = {
+        "environment_rewards": "reward/",
+        "own_metrics": "metric/",
+        "divergences": "divergence/",
+        "timing": "seconds/",
+    }
     table = metrics.drop(columns=[*maps]).set_index("step")
     for column, prefix in maps.items():
         table = table.join(columns_by_name(metrics[column]).set_index(table.index).add_prefix(prefix))

@@ -2,9 +2,10 @@
 
 ``verify(row, response)`` scores a response from 0 to 1. Optional: ``compare(row, responses)`` rewards all rollouts of
 a prompt together, in place of ``verify`` in training; ``check(row)`` says why a row cannot be rewarded;
-``good_answer(row)`` gives an answer worth the full reward; ``tags(row)`` lists texts to break scores down by. A class
-of TRL's protocol (`scripts.rewards.episode`) has tools for several turns, and an optional ``get_reward()`` in place of
-``verify``. The file is the user's code and runs in the rewarding process.
+``good_answer(row)`` gives an answer worth the full reward; ``tags(row)`` lists texts to break scores down by;
+``metrics(row, response)`` returns numbers by name, which are logged and earn nothing. A class of TRL's protocol
+(`scripts.rewards.episode`) has tools for several turns, and an optional ``get_reward()`` in place of ``verify``. The
+file is the user's code and runs in the rewarding process.
 """
 
 import ast
@@ -29,7 +30,7 @@ from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import VerifierError
 from scripts.rows.messages import Row, shown_question
 
-FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags")
+FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags", "metrics")
 LACKS = "defines no function verify(row, response), nor a class with reset() and get_reward()"
 
 
@@ -120,6 +121,13 @@ class OwnEnvironment:
             raise self._fault("tags", f"returned {tags!r} instead of a list of texts", row)
         return list(dict.fromkeys(tags))
 
+    def metrics(self, row: Row, response: str) -> dict[str, float]:
+        """Return the numbers of a response by name, which earn nothing."""
+        values = self._call("metrics", row, response) if "metrics" in self._functions else {}
+        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+            raise self._fault("metrics", f"returned {values!r} instead of numbers by name", row)
+        return {name: self._number("metrics", value, row) for name, value in values.items()}
+
     def spec(self) -> EnvironmentSpec:
         """Describe the environment."""
         return EnvironmentSpec(
@@ -128,6 +136,7 @@ class OwnEnvironment:
             check=partial(self._text, "check"),
             answer=partial(self._text, "good_answer"),
             tags=self.tags,
+            metrics=self.metrics,
             environment_factory=self.environment_factory,
             reads_response=self.reads_response,
         )

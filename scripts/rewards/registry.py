@@ -8,7 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import CutOffError, UserError
+from scripts.errors import CutOffError, UserError, warn
 from scripts.installed import environments
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.rewards.episode import Episode, tools_of
@@ -25,6 +25,7 @@ from scripts.rows.request import PromptRow
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
+_warned: set[str] = set()
 _threads = cache(partial(ThreadPoolExecutor, max(cores(), THREADS), thread_name_prefix="verifier"))
 
 
@@ -131,6 +132,17 @@ def _begin(row: Row, responses: list[str], compares: bool) -> Iterable[float]:
         return spec.compare(row, responses)
     except Exception as error:
         return [_unjudged(error, row, partial(spec.compare, row, [HARMLESS] * len(responses)))] * len(responses)
+
+
+def own_metrics(row: Row, response: str) -> dict[str, float]:
+    """Return a response's numbers that earn nothing, by name; none, with a warning at the first, where that fails."""
+    try:
+        return spec_of(row).metrics(row, response)
+    except UserError as error:
+        if (name := row["agent_ref"]["name"]) not in _warned:
+            _warned.add(name)
+            warn(f"{error}; such a response has no metrics")
+        return {}
 
 
 @contextmanager

@@ -25,6 +25,7 @@ class EnvironmentSpec:
         reads_response: Whether the reward depends on the response's text; False counts only the episode's deeds.
         answer: The response that a row expects, as text; None where the row names none.
         tags: The tags of a row, by which held-out scores are broken down.
+        metrics: The numbers of a response by name, which are logged and earn nothing.
         other_answers_fail: Whether the expected answers of other rows are wrong.
     """
 
@@ -37,4 +38,5 @@ class EnvironmentSpec:
     reads_response: bool = True
     answer: Callable[[Row], str | None] = lambda row: None
     tags: Callable[[Row], list[str]] = lambda row: []
+    metrics: Callable[[Row, str], dict[str, float]] = lambda row, response: {}
     other_answers_fail: bool = True

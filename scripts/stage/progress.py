@@ -28,6 +28,7 @@ class Step(TypedDict, total=False):
     loss: float | None
     kl: float | None
     environment_rewards: dict[str, float | None] | None
+    own_metrics: dict[str, float | None] | None
     timing: dict[str, float | None] | None
 
 

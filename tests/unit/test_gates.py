@@ -113,10 +113,31 @@ def test_each_row_stands_beside_what_the_stage_started_from_and_the_first_stage_
         **{"response_before": "answer 2", "response_after": "answer 2"},
         **{"reward_before": 0.0, "reward_after": 1.0, "reward_first": None},
         **{"tokens_before": 3, "tokens_after": 3, "cut_before": False, "cut_after": False, "tags": None},
+        **{"metrics_before": None, "metrics_after": None},
     }
     assert second.column("reward_first").to_pylist() == [0.0, 1.0]
     assert third.column("reward_before").to_pylist() == [1.0, 1.0]
     assert third.column("reward_first").to_pylist() == [0.0, 1.0]
+
+
+def test_an_environments_own_metrics_stand_beside_its_scores_before_and_after():
+    def measured(**metrics: float) -> list[Answer]:
+        return [answer._replace(metrics=metrics) for answer in answers(**{A: [0] * 12})]
+
+    after = measured(words=3.0, capitals=0.5)
+    after[0] = after[0]._replace(metrics={"words": 5.0})
+    first = beside_model(after, measured(words=2.0))
+    (entry,) = evaluation_record(EXPORT, first, {})["environments"].values()
+    assert entry["after"] == 0.0 and entry["metrics"].keys() == {"words", "capitals"}
+    words, capitals = entry["metrics"]["words"], entry["metrics"]["capitals"]
+    assert (words["rows"], words["before"], words["after"]) == (12, 2.0, round(38 / 12, 6)) and words["change"][
+        "low"
+    ] >= 1
+    assert (capitals["rows"], capitals["before"], capitals["after"]) == (11, None, 0.5) and capitals["change"] is None
+    second = beside_parent(measured(words=4.0), first)
+    assert second["metrics_before"].to_pylist() == first["metrics_after"].to_pylist()
+    assert dict(second["metrics_after"].to_pylist()[0]) == {"words": 4.0}
+    assert "metrics" not in evaluation_record(EXPORT, chain({A: [0]}, {A: [1]})[0], {})["environments"][A]
 
 
 def test_rows_that_the_parent_was_not_scored_on_stand_alone():

@@ -15,7 +15,16 @@ from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import episode_response, tools_of, whole_text
-from scripts.rewards.registry import SPECS, check_row, environment_factory, register, reward_groups, scores, spec_of
+from scripts.rewards.registry import (
+    SPECS,
+    check_row,
+    environment_factory,
+    own_metrics,
+    register,
+    reward_groups,
+    scores,
+    spec_of,
+)
 from scripts.stage.probe import SampledRow, try_rewards
 from scripts.train.preflight import check_stage
 from tests.cases import cases, tables_of
@@ -82,6 +91,25 @@ def test_a_files_tags_are_a_rows_tags_and_must_be_texts(own):
     assert spec_of(mine[0]).tags(mine[0]) == ["short"] and spec_of(row(2)).tags(row(2)) == []
     with pytest.raises(UserError, match=r"mine: tags of .*mine.py returned 3 instead of a list of texts"):
         spec_of(mine[1]).tags(mine[1])
+
+
+def test_metrics_are_numbers_by_name_and_a_response_that_breaks_them_has_none(own, capsys):
+    own(f"{VERIFY}def metrics(row, response): return {{'words': len(response.split()), 'share': 1 / len(response)}}\n")
+    mine = row(3, "mine")
+    assert own_metrics(mine, "one two") == {"words": 2.0, "share": 1 / 7} and own_metrics(row(3), "one") == {}
+    assert [own_metrics(mine, "") for _ in range(2)] == [{}, {}]
+    assert re.fullmatch(r"warning: .* raised at .*mine.py:2: ZeroDivisionError.*no metrics\n", capsys.readouterr().err)
+    assert reward_groups([(mine, [""])])[0] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [("3", "returned 3 instead of numbers by name"), ("{'a': None}", "returned None, which is no")],
+)
+def test_metrics_that_are_none_are_refused_by_the_preflight(own, returned, says):
+    own(f"{VERIFY}def metrics(row, response): return {returned}\n")
+    with pytest.raises(UserError, match=rf"^split:1: environment mine: metrics of .*mine.py {says}"):
+        try_rewards({"mine": [SampledRow("split:1", row(3, "mine"))]}, Probe())
 
 
 def test_what_the_file_says_is_part_of_the_config_of_stages_whose_blend_lists_it(recipe, tmp_path):
@@ -207,15 +235,26 @@ def test_it_travels_with_the_job_to_where_ranks_train(job, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_really_trained_with(job):
+def test_it_is_really_trained_with_and_its_metrics_are_logged(recipe, job, tmp_path):
     pytest.importorskip("torch")
     from scripts.backends.trl.train import train_rank as train
+    from scripts.evaluate.score import answer_rows
+    from scripts.model.loading import fresh_model
 
+    mine = tmp_path / "mine.py"
+    metrics = "def metrics(row, response): return {'words': len(response.split())}"
+    mine.write_text(f"{(ROOT / EXAMPLE).read_text()}\n\n{metrics}\n")
+    loaded = recipe(mine)
+    config = job.config.model_copy(update={"environments": resolve_stage(loaded, "rlvr1").environments})
+    job = replace(job, config=config, environments=own_environments(loaded, "rlvr1"))
     train(job)
     steps = [json.loads(line) for line in (job.run / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2]
     assert all(0 <= step["environment_rewards"]["word_count"] <= 1 for step in steps)
+    assert all(step["own_metrics"].keys() == {"word_count: words"} for step in steps)
     assert (job.run / "checkpoints/step_2").is_dir()
+    answers = answer_rows(*fresh_model(config), [job.train_split], {"max_new_tokens": 4, "temperature": 1.0, "seed": 0})
+    assert len(answers) == 20 and all(it.metrics == {"words": len(it.response.split())} for it in answers)
     with pytest.raises(UserError, match="has changed since the stage was planned"):
         train(replace(job, config=job.config.model_copy(update={"environments": {"word_count": "0" * 64}})))
 

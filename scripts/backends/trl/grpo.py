@@ -13,7 +13,8 @@ from scripts.recipe.strict import Name, Strict, invalid
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
 
-ENVIRONMENT_PREFIX, DIVERGENCE_PREFIX = "environment/", "divergence/"
+ENVIRONMENT_PREFIX, METRIC_PREFIX, DIVERGENCE_PREFIX = "environment/", "metric/", "divergence/"
+BY_NAME = {"environment_rewards": ENVIRONMENT_PREFIX, "own_metrics": METRIC_PREFIX, "divergences": DIVERGENCE_PREFIX}
 UNJUDGED = "rewards/unjudged"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 REWARD_MODEL = "reward_model"

@@ -15,7 +15,7 @@ from scripts.errors import UserError, warn
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.rewards.episode import Episode, episode_response
-from scripts.rewards.registry import reward_groups
+from scripts.rewards.registry import own_metrics, reward_groups
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.prompts import render
 
@@ -108,8 +108,8 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
     """Return a TRL reward function: environments reward the `group_size` completions of a prompt together.
 
     The function takes a step's completions (of this rank), their rows as JSON and the rows' lines in `split`.
-    Logged are each group's mean reward under its environment's name (TRL averages over all ranks' groups), and the
-    share of responses that could not be judged, with a warning at the first.
+    Logged are each group's mean reward under its environment's name and each response's own metrics (TRL averages both
+    over all ranks), and the share of responses that could not be judged, with a warning at the first.
     """
     warned: list[str] = []
 
@@ -126,8 +126,11 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
         starts = range(0, len(row), group_size)
         groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
         rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
-        for (fields, _), group in zip(groups, rewards, strict=True):
-            log_metric(f"{grpo.ENVIRONMENT_PREFIX}{fields['agent_ref']['name']}", sum(group) / len(group))
+        for (fields, given), group in zip(groups, rewards, strict=True):
+            name = fields["agent_ref"]["name"]
+            log_metric(f"{grpo.ENVIRONMENT_PREFIX}{name}", sum(group) / len(group))
+            for metric, value in (each for response in given for each in own_metrics(fields, response).items()):
+                log_metric(f"{grpo.METRIC_PREFIX}{name}: {metric}", value)
         values = [value for group in rewards for value in group]
         unjudged = [
             f"{split}:{line[place] if line else '?'}: {value.why}"

@@ -21,7 +21,7 @@ from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import setup
-from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ENVIRONMENT_PREFIX, REWARD_SECONDS, ROLLOUT_SECONDS
+from scripts.backends.trl.grpo import BY_NAME, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.placing import out_of_memory
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.skipping import skip_padding
@@ -159,7 +159,7 @@ class StageCallback(TrainerCallback):
         is_filtered = getattr(self.job.config.section, "overlong_filtering", None)
         if is_filtered is not None:
             entry["masked_share"] = entry.get("truncation_rate") if is_filtered else 0.0
-        for column, prefix in (("environment_rewards", ENVIRONMENT_PREFIX), ("divergences", DIVERGENCE_PREFIX)):
+        for column, prefix in BY_NAME.items():
             entry[column] = {key.removeprefix(prefix): value for key, value in logs.items() if key.startswith(prefix)}
         entry["timing"] = None
         if ROLLOUT_SECONDS in logs:
