@@ -28,7 +28,7 @@ from scripts.stage.progress import last_step
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.remote import later_step
 from scripts.stage.rule_settings import data_to_be_made
-from scripts.stage.rundir import newest_step
+from scripts.stage.rundir import ELSEWHERE, newest_step
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_in
 
@@ -189,6 +189,8 @@ def _state_of(
         return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
     if store and state.left:
         state = replace(state, **_elsewhere(store, state))
+        if stage.settings.continues and state.start == stage.begun:
+            state = replace(state, is_fetched=(stage.parent.paths.ckpt / "weights" / ELSEWHERE).exists())
     is_changed, note = own != run and identity_in(run) is not None, state.note
     if not note and state.start and own != run:
         note = f"trained in {own}"

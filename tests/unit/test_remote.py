@@ -25,8 +25,10 @@ from scripts.stage.progress import read_log
 from scripts.stage.push import follow, push_published
 from scripts.stage.remote import pull, pull_newest, push
 from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of, seal_checkpoint
-from scripts.stage.state import States
+from scripts.stage.stage import Stage
+from scripts.stage.state import StageState, States
 from scripts.train.export import export
+from scripts.train.run import UNFINISHED
 from tests.conftest import ROOT, refusal
 from tests.stages import as_of, checkpoint, open_folder
 from tests.unit.test_store import fill, here, killed_at, save, stage_of, train  # noqa: F401 - fixtures
@@ -190,6 +192,25 @@ def test_a_checkpoint_that_is_only_elsewhere_is_fetched_to_go_on_from(train, url
     assert (checkpoint(stage.training, 2) / ELSEWHERE).exists()
     assert train(stage, store=RemoteStore(url)) == (0, [2])
     assert damage_of(checkpoint(stage.training, 2)) is None and not (checkpoint(stage.training, 2) / ELSEWHERE).exists()
+
+
+def test_the_checkpoint_that_a_stage_continues_is_fetched_before_its_nodes_are_asked_for(train, url):
+    trained_and_pushed(train, url)
+    stage, store = stage_of("b"), RemoteStore(url)
+    assert train(stage, store=store) == (0, [])
+    export(stage)
+    settings = stage.settings.model_copy(update={"parent": "sft", "continues": "sft"})
+    longer = settings.model_copy(update={"sft": settings.sft.model_copy(update={"max_num_steps": 6})})
+    recipe = stage.recipe.model_copy(update={"stages": {"sft": stage.settings, "more": longer}})
+    more = Stage(recipe, stage.results, "more", root=stage.root)
+
+    def state() -> StageState:
+        return States(recipe, stage.results, stage.root, store=store).of("more")
+
+    assert (state().state, state().start, state().left, state().is_fetched) == ("new", 4, 2, True)
+    assert train(more, store=store, publish_only=True) == (UNFINISHED, [])
+    assert not state().is_fetched and damage_of(checkpoint(stage.training, 4)) is None
+    assert train(more) == (0, [4])
 
 
 def test_logs_of_the_later_step_replace_those_of_a_folder_that_is_behind(train, tmp_path):
