@@ -38,6 +38,13 @@ SSHD = shutil.which("sshd", path=f"/usr/sbin:{os.environ['PATH']}")
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
 
 
+def free_port() -> int:
+    """A port on loopback that nothing listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 @contextmanager
 def served(data: Path, *options: str) -> Iterator[str]:
     """A real S3 server on loopback, rclone's, of the buckets in a folder; its address."""
@@ -65,13 +72,25 @@ def s3(tmp_path_factory):
         yield data
 
 
-@pytest.fixture(params=["folder", "s3"])
+@pytest.fixture(scope="module")
+def gs():
+    """An emulator of Google Cloud Storage with one bucket, whose address is in the environment."""
+    pytest.importorskip("gcsfs", reason="envs/remote.txt is not installed")
+    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
+    port = free_port()
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    with server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+        yield
+
+
+@pytest.fixture(params=["folder", "s3", pytest.param("gs", marks=pytest.mark.slow)])
 def url(request, tmp_path):
     """The URL of an empty remote store."""
     if request.param == "folder":
         return str(tmp_path / "remote")
-    request.getfixturevalue("s3")
-    return f"s3://bucket/{tmp_path.name}"
+    request.getfixturevalue(request.param)
+    return f"{request.param}://bucket/{tmp_path.name}"
 
 
 @pytest.fixture
@@ -84,9 +103,7 @@ def sftp(tmp_path, monkeypatch):
     keys.mkdir()
     for name in ("id_ed25519", "host"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", keys / name], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     options = {
         "ListenAddress": f"127.0.0.1:{port}",
         "HostKey": keys / "host",
