@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PositiveInt, ValidationError
+from pydantic import BeforeValidator, PositiveInt, ValidationError, WithJsonSchema
 
 from scripts.files import canonical_json, sha256_text
 from scripts.recipe.strict import Name, Strict, invalid, refuse_misnamed
@@ -64,8 +64,8 @@ SWEEP_SCHEMA = {
         {**_VALUES, "description": "Points: a value for each key.", "items": {"type": "object"}},
     ]
 }
-START_SCHEMA = {"anyOf": [{"type": "string"}, ParentChoice.model_json_schema()]}
-PARENT_SCHEMA = {"anyOf": [*START_SCHEMA["anyOf"], {"type": "null"}]}
+Start = Annotated[Name, WithJsonSchema({"anyOf": [{"type": "string"}, ParentChoice.model_json_schema()]})]
+"""A start's name, which a recipe's file may also give as a choice."""
 
 
 def expand(data: Any) -> Any:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, WithJsonSchema
+from pydantic import Field, PositiveFloat, PositiveInt
 
-from scripts.recipe.expand import START_SCHEMA
+from scripts.recipe.expand import Start
 from scripts.recipe.gym_release import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.source import Operator, Share
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 COLUMNS = ("environment", "reward", "score", "tokens", "cut", "sample", "model", "pass_rate")
 """What `filter` may ask about: a response's columns in judged.parquet, and its prompt's pass rate."""
-Start = Annotated[Name, WithJsonSchema(START_SCHEMA)]
 Part = matching(r"^[1-9]\d{0,3} of [1-9]\d{0,3}$")
 
 

@@ -12,7 +12,7 @@ from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
-from scripts.recipe.expand import PARENT_SCHEMA, SWEEP_SCHEMA
+from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.source import Share
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
 
@@ -213,7 +213,7 @@ class StageSettings(Training):
     ROLES: ClassVar[tuple[str, ...]] = ()
     """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 
-    parent: Annotated[Name | None, WithJsonSchema(PARENT_SCHEMA)] = None
+    parent: Start | None = None
     """The stage to start from, or variants or checkpoints of a stage; none: the recipe's model."""
     sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = None
     """Make variants of the stage, named by the settings that differ (docs/sweeps.md)."""

@@ -177,6 +177,16 @@ def test_an_editor_finds_nothing_wrong_with_a_shipped_file(path):
     Draft202012Validator(json.loads(schema_text(schema))).validate(yaml.safe_load(path.read_text()))
 
 
+def test_an_editor_and_the_recipe_take_a_choice_for_any_start(tmp_path):
+    data = yaml.safe_load((ROOT / "config/recipes/tiny-rm.yaml").read_text())
+    data["stages"]["rlhf"] |= {"parent": {"stage": "sft", "best": "held_out_mean", "checkpoint": [110, 220]}}
+    data["stages"]["rlhf"] |= {"reward_model": {"stage": "rm", "checkpoint": 40}}
+    Draft202012Validator(json.loads(schema_text("recipe"))).validate(data)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(data))
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    assert recipe.checkpoints[recipe.stages["rlhf"].reward_model].step == 40
+
+
 def test_every_environment_of_the_recipe_room_has_a_verifier():
     from demo.tasks import FAMILIES
     from scripts.rewards.registry import SPECS

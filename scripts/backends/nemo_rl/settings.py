@@ -10,6 +10,7 @@ from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
 from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeName, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
+from scripts.recipe.expand import Start
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.stage_settings import StageSettings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
@@ -49,7 +50,7 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     image: str = Field("train", description="The container, by its name in the release or the site.")
     cluster: NemoRlCluster
     logger: dict[str, Any] = Field({})
-    teachers: dict[Name, Name] = Field({})
+    teachers: dict[Name, Start] = Field({})
     """The start of each teacher by its role, for distillation."""
     judges: dict[JudgeName, Judge] = Field({})
     """Judges outside the Ray cluster, by names of your own. No GPU tried them. (Gym's own take cluster.judge_nodes.)"""

@@ -6,9 +6,10 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.expand import Start
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.stage_settings import Probe
-from scripts.recipe.strict import Name, Strict, invalid
+from scripts.recipe.strict import Strict, invalid
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
@@ -160,7 +161,7 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
 
     gone = JUDGES_GONE
 
-    reward_model: Name | None = Field(None, description="A stage of algorithm reward that rewards the rollouts.")
+    reward_model: Start | None = Field(None, description="A stage of algorithm reward that rewards the rollouts.")
     gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
     probe: Probe = Probe()
 

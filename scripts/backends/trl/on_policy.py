@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
+from scripts.recipe.expand import Start
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.stage_settings import Teaching
@@ -188,7 +189,7 @@ class DistillationSettings(RolloutSettings, DistillationTraining):
 
     ROLES = ("teachers",)
 
-    teachers: dict[Name, Name] = Field({}, description="The teachers' starts by role, such as stages.")
+    teachers: dict[Name, Start] = Field({}, description="The teachers' starts by role, such as stages.")
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
