@@ -104,7 +104,7 @@ def marked(job_id: str, text: str) -> SubmittedJobInfo:
 
 def test_a_mark_of_success_is_believed_without_a_question(executor, monkeypatch):
     monkeypatch.setattr(executor_module, "job_states", lambda *_: pytest.fail("Slurm was asked"))
-    executor.ask_at = time.monotonic() + 20
+    executor.ask_at = time.monotonic() + 120
     executor._report_job_submission_threadsafe(job("1"))
     assert still_active(executor, marked("1", "1 0 0\n"), marked("2", "2 0\n"), job("3")) == ["2", "3"]
     assert executor.reported[1:] == [("1", "success")]
@@ -114,7 +114,7 @@ def test_a_mark_of_success_is_believed_without_a_question(executor, monkeypatch)
 
 @pytest.mark.parametrize("text", ["", "1 0\n", "1 0 0", "7 0 0\n", "11 0 0\n"])
 def test_an_unfinished_mark_or_another_jobs_is_not_believed(executor, text):
-    executor.ask_at = time.monotonic() + 20
+    executor.ask_at = time.monotonic() + 120
     assert still_active(executor, marked("1", text)) == ["1"] and executor.reported == []
 
 
@@ -123,7 +123,7 @@ def test_of_a_failure_slurm_is_asked_once_soon_and_its_word_counts(executor, mon
     monkeypatch.setattr(executor_module, "SETTLING_SECONDS", 0.0)
     monkeypatch.setattr(executor_module, "show", lambda *_: {"ExitCode": "0:9", "NodeList": "node1"})
     monkeypatch.setattr(executor_module, "job_states", lambda *_: questions.append(1) or {"1": "PENDING"})
-    executor.ask_at = time.monotonic() + 20
+    executor.ask_at = time.monotonic() + 120
     requeued = marked("1", "1 0 137\n")
     for _ in range(3):
         assert still_active(executor, requeued) == ["1"]
@@ -142,16 +142,16 @@ def test_once_slurm_shows_a_job_waiting_again_its_earlier_allocation_has_no_mark
 
 def test_a_mark_is_seen_within_a_look_however_far_the_next_question(executor, monkeypatch):
     monkeypatch.setattr(executor_module, "LOOK_EVERY_SECONDS", 0.01)
-    executor.ask_at = time.monotonic() + 20
+    executor.ask_at = time.monotonic() + 120
     executor.active_jobs.append(marked("1", "1 0\n"))
     threading.Timer(0.2, write_mark, (executor.active_jobs[0].aux["mark"], "1 0 0\n")).start()
     began = time.monotonic()
     asyncio.run(executor.sleep())
-    assert 0.1 < time.monotonic() - began < 5
+    assert 0.1 < time.monotonic() - began < 60
     executor.active_jobs.clear()
     executor.ending.set()
     asyncio.run(executor.sleep())
-    assert time.monotonic() - began < 5, "nor does Snakemake's end wait for a question"
+    assert time.monotonic() - began < 60, "nor does Snakemake's end wait for a question"
 
 
 def test_a_job_is_known_from_its_submission_on(executor):

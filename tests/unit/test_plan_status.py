@@ -365,11 +365,11 @@ def test_long_logs_are_read_from_their_end(tree):
     last = json.dumps({"step": 12, "seconds": 2.0, "reward_mean": 0.75}) + "\n"
     for stage in STAGES:
         (tree.directory(stage) / "run/metrics.jsonl").write_text(entry * 20_000 + last)
-    before, start = read_bytes(), time.perf_counter()
+    before, start = read_bytes(), time.process_time()
     text = status_text(tree.project)
     assert text.count("0.750") == 6
     assert read_bytes() - before < 1_500_000, "7 logs of 8 MB each"
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     before = read_bytes()
     plan_text(tree.project)
     assert read_bytes() - before < 1_500_000

@@ -55,7 +55,7 @@ def test_it_ends_in_time_whatever_it_does(sandbox, program, ended, error):
     started = time.monotonic()
     outcome = sandbox.call(program, seconds=1)
     assert outcome.ended == ended and error in outcome.error
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_what_a_call_leaves_is_bounded(sandbox):
