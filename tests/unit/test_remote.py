@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from getpass import getuser
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 
 import pytest
@@ -75,13 +76,15 @@ def s3(tmp_path_factory):
 @pytest.fixture(scope="module")
 def gs():
     """An emulator of Google Cloud Storage with one bucket, whose address is in the environment."""
-    pytest.importorskip("gcsfs", reason="envs/remote.txt is not installed")
-    emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
-    port = free_port()
-    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
-    with server, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
+        # Read once, by the import: or every call asks the network whether this is a machine of Google's.
+        patch.setenv("NO_GCE_CHECK", "true")
+        pytest.importorskip("gcsfs", reason="envs/remote.txt is not installed")
+        emulator = pytest.importorskip("gcp_storage_emulator.server", reason="gcp-storage-emulator is not installed")
+        port = free_port()
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        yield
+        with emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket"):
+            yield
 
 
 @pytest.fixture(params=["folder", "s3", pytest.param("gs", marks=pytest.mark.slow)])
@@ -394,10 +397,11 @@ def test_reading_needs_no_right_to_write(train, s3, tmp_path, monkeypatch):
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-def test_two_push_at_once(train, url):
-    run = fill(open_folder(stage_of("a")), 2, 3)
+def test_two_push_at_once(train, url, monkeypatch):
+    run, have_looked, put = fill(open_folder(stage_of("a")), 2, 3), Barrier(2), RemoteStore._put
+    monkeypatch.setattr(RemoteStore, "_put", lambda *given: (have_looked.wait(60), put(*given)))
     with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(lambda _: push(RemoteStore(url), run, "sft"), range(2)))
+        assert all(pool.map(lambda _: push(RemoteStore(url), run, "sft"), range(2))), "each takes the store for empty"
     assert [*verified(RemoteStore(url), content=True)] == []
 
 
