@@ -174,7 +174,8 @@ class RunningServer:
         self._name, self._gym, self._reach, self._python = name, gym, reach, project_or_shipped(Path(python))
         self._has_sessions, self._outage, self._lock = True, None, Lock()
         self._process = self._log = self._client = self._home = None
-        self._starts, self._turns = 0, Turns(reach.max_concurrency)
+        self._starts, self._silent = 0, -1  # the server's starts, and the start that last gave no answer
+        self._turns = Turns(reach.max_concurrency)
         if reach.base_url is None:
             self._start()
 
@@ -263,17 +264,15 @@ class RunningServer:
         """Return the answer to a response, asked once more where none comes; NotJudged where again none does."""
         try:
             with self._turns.take():
-                starts = self._starts
                 return self._tried(row, response)
         except Silent as silent:
             why = self._why(silent)
         with self._turns.take(alone=True):
             for is_harmless, text in enumerate((response, HARMLESS)):
-                if self._process is not None and starts == self._starts:
+                if self._process is not None and self._silent == self._starts:
                     warn(f"Gym's server {self._name} gives no answer and is started anew: {why}")
                     self.close()
                     self._start()
-                starts = self._starts
                 try:
                     answer = self._tried(row, text)
                 except Silent as silent:
@@ -311,6 +310,7 @@ class RunningServer:
                 raise Silent(f"HTTP {answer.status}")
             except Silent as silent:
                 if number == tries - 1 or silent.is_late:
+                    self._silent = self._starts
                     raise
             time.sleep(min(2**number, LONGEST_PAUSE))
 

@@ -23,7 +23,7 @@ from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards import registry
-from scripts.rewards.gym import GymUnavailable, RunningServer
+from scripts.rewards.gym import GymUnavailable, RunningServer, Silent
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, register_gym, reward_groups, scores
 from scripts.rewards.verdict import NotJudged, Unjudged
@@ -216,6 +216,30 @@ def test_a_response_on_which_the_server_dies_or_hangs_is_unjudged_and_all_others
     assert {rewards[place] for place in range(60) if place not in bad} == {1.0, 0.0}
     assert "asked twice" in rewards[3].why
     assert reward_groups([(MCQA, texts[:3])]) == [rewards[:3]]
+
+
+@needs_gym
+def test_a_response_is_judged_although_others_kill_the_server_before_and_after_its_new_start(own_server):
+    ask, take, killed = own_server._verify, own_server._turns.take, []
+
+    def verify(http, row, response):
+        if not killed:
+            killed.append(own_server._process.kill())
+        return ask(http, row, response)
+
+    def others_first(alone: bool = False):
+        if alone and len(killed) == 1:
+            killed.append(None)
+            own_server.close()
+            own_server._start()
+            own_server.wait()
+            own_server._process.kill()
+            with contextlib.suppress(Silent):
+                own_server._tried(MCQA, "another's")
+        return take(alone)
+
+    own_server._verify, own_server._turns.take = verify, others_first
+    assert reward_groups([(MCQA, [r"\boxed{B}"])]) == [[1.0]] and len(killed) == 2
 
 
 @needs_gym
