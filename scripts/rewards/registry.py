@@ -115,10 +115,10 @@ def reward_groups(
     """
     begun, rewards = [], []
     for place, (row, responses) in enumerate(groups):
-        with _naming_row(places, place):
+        with naming_row(places, place):
             begun.append(_begin(row, responses, compares))
     for place, pending in enumerate(begun):
-        with _naming_row(places, place):
+        with naming_row(places, place):
             rewards.append(list(pending))
     return rewards
 
@@ -146,7 +146,7 @@ def own_metrics(row: Row, response: str) -> dict[str, float]:
 
 
 @contextmanager
-def _naming_row(places: Sequence[str], place: int) -> Iterator[None]:
+def naming_row(places: Sequence[str], place: int = 0) -> Iterator[None]:
     """Add the row's place to a UserError, except for an outage, with no row to blame."""
     try:
         yield

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from scripts.errors import UserError, warn
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import TooLate, time_limit
-from scripts.rewards.registry import SPECS, check_row, reward_groups, score
+from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, score
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS
 from scripts.rows.jsonl import environment_of, key_of, read_rows
@@ -67,10 +67,8 @@ def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dic
         if spec.environment_factory is not None:
             _begin(spec, rows)
         for place, row in rows:
-            try:
+            with naming_row([place]):
                 spec.metrics(row, HARMLESS)
-            except UserError as error:
-                raise UserError(f"{place}: {error}") from error
         if not spec.reads_response:
             continue
         expected = [spec.answer(row) for _, row in rows]

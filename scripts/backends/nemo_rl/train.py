@@ -206,12 +206,8 @@ def warn_of_ports(stage: str, release: Release) -> None:
     """Print a warning where this node's kernel lends the release's own ports to outgoing connections."""
     lent = PORT_RANGE.read_text(encoding="utf-8").split()
     if int(lent[0]) <= HIGHEST_PORT and "low_ports" not in release.can:
-        reserve = f"net.ipv4.ip_local_reserved_ports={lent[0]}-{HIGHEST_PORT}"
-        print(
-            f"{stage}: this node's ephemeral ports include NeMo-RL's (docs/traps.md, trap 100);",
-            f"set {reserve}",
-            flush=True,
-        )
+        cure = f"set net.ipv4.ip_local_reserved_ports={lent[0]}-{HIGHEST_PORT}"
+        print(f"{stage}: this node's ephemeral ports include NeMo-RL's (docs/traps.md, trap 100); {cure}", flush=True)
 
 
 def slurm_variables(job: Job, slurm: Slurm, submit_directory: Path) -> dict[str, str]:
