@@ -112,6 +112,13 @@ def test_the_recipes_settings_and_our_directories_reach_the_driver():
     assert len(keys) == len(set(keys)), "no key is said twice"
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_order_of_rows_is_passed_on_by_its_name(shuffle):
+    data = RECIPE.stages["rlvr1"].data | {"shuffle": shuffle}
+    told = hydra_overrides(launch(data=data))
+    assert [override for override in told if "shuffle" in override] == [f"data.shuffle={str(shuffle).lower()}"]
+
+
 def test_all_checkpoints_are_kept_by_a_number_since_null_is_refused():
     everything = {"checkpointing.keep_top_k": 1_000_000}
     assert kept_checkpoints(Checkpointing(save_period=1)) == everything

@@ -12,7 +12,8 @@ import pytest
 from scripts.errors import UserError
 from scripts.files import sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from tests.conftest import SHORT
+from scripts.recipe.resolve import resolve_stage
+from tests.conftest import ROOT, SHORT
 from tests.pretrained import tokenizer
 from tests.stages import Stages
 
@@ -90,6 +91,19 @@ def test_rows_are_read_from_disk_in_file_order_and_as_many_as_are_asked_for(stag
     assert all(f"What is {number}?" in text for number, text in enumerate(texts))
 
 
+def test_every_epoch_of_a_shuffled_stage_has_each_row_once_in_an_order_of_its_own():
+    from scripts.backends.trl.rows import epochs_in_random_order
+
+    order = epochs_in_random_order(rows=50, count=130, seed=3)
+    epochs = order[:50], order[50:100], order[100:]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(50))
+    assert len(epochs[2]) == len(set(epochs[2])) == 30
+    assert len({tuple(epoch[:30]) for epoch in (*epochs, range(50))}) == 4
+    assert order[:70] == epochs_in_random_order(rows=50, count=70, seed=3)  # whatever is trained after it
+    assert order != epochs_in_random_order(rows=50, count=130, seed=4)
+    assert epochs_in_random_order(rows=8, count=8, seed=0) == [3, 4, 0, 2, 6, 5, 7, 1]  # in every version
+
+
 def test_a_stage_of_which_too_many_rows_are_cut_is_refused_and_others_say_how_many(read, stages, capsys):
     read(max_length=64)
     assert "cut" not in capsys.readouterr().out
@@ -140,3 +154,16 @@ def test_edited_code_makes_them_anew_and_what_fails_leaves_nothing(stages, tmp_p
             assert training_rows(stages.sft("sft"), ROWS, DEMONSTRATIONS, prepare)[0]["input_ids"] == json.loads(ids)
             keys.add(kept(stages)[0])
     assert len(keys) == 2 and list((stages.directory / "tokens").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo", "mpo", "kto", "text", "distillation"])
+def test_the_order_of_rows_is_in_a_config_only_when_it_is_set(name):
+    recipe = load_recipe(ROOT / "tests/algorithms.yaml")
+    stage = recipe.stages[name]
+    shuffled = stage.model_copy(update={"data": type(stage.data)(shuffle=True)})
+    plain = resolve_stage(recipe, name).values()
+    other = resolve_stage(recipe.model_copy(update={"stages": recipe.stages | {name: shuffled}}), name).values()
+    assert "shuffle" not in plain.get("data", {}) and other["data"]["shuffle"] is True
+    assert {key: value for key, value in other.items() if key != "data"} == {
+        key: value for key, value in plain.items() if key != "data"
+    }

@@ -99,10 +99,20 @@ class Policy(Strict):
     optimizer: Optimizer
 
 
+class TrainingData(Strict):
+    """How a stage takes the rows of its training split."""
+
+    ADDED = ("shuffle",)
+
+    shuffle: bool = False
+    """Take the rows of every epoch in an order of its own, drawn from the stage's seed; false: in file order."""
+
+
 class TrlTraining(Training):
     """Settings and derived numbers of every algorithm."""
 
     backend: Literal["trl"] = "trl"
+    data: TrainingData = TrainingData()
     policy: Policy
 
     trainer: ClassVar[str]
@@ -167,6 +177,8 @@ class TrlConfig(TrainingConfig):
 
 class TrlSettings(StageSettings):
     """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
+
+    ADDED = ("data",)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **more: Any) -> None:

@@ -28,7 +28,7 @@ PICTURES = [*signature(DistillationTrainer._get_last_hidden_state).parameters][5
 
 
 def make_trainer(job: TrainingJob) -> DistillationTrainer:
-    """Make the trainer on prompts in file order."""
+    """Make the trainer on prompts in the order of the job."""
     start, rows = start_and_rows(job)
     arguments = DistillationConfig(beta=job.config.loss_fn.weight, **sampling_arguments(job), **shared_arguments(job))
     trainer = TurnsTrainer(args=arguments, train_dataset=with_pictures(rows, job.train_split), **start)

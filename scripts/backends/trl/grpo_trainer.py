@@ -37,7 +37,7 @@ ONE_MESSAGE = ""
 
 
 def make_trainer(job: TrainingJob) -> GRPOTrainer:
-    """Make the trainer of GRPO on prompts in file order."""
+    """Make the trainer of GRPO on prompts in the order of the job."""
     start, rows = start_and_rows(job)
     factories = {name: factory for name in job.environments if (factory := environment_factory(name))}
     if factories:
@@ -80,9 +80,11 @@ def with_pictures(rows: Dataset, split: Path) -> Dataset:
     has_pictures = rows.data.column("has_pictures")
     if not pc.any(has_pictures).as_py():
         return rows
-    if (without := pc.index(has_pictures, False).as_py()) >= 0:
+    without = pc.index(has_pictures, False).as_py()
+    if without >= 0:
+        line = rows.data.column("line")[without]  # the table's rows are in file order, whatever the order of training
         raise UserError(
-            f"{split}:{rows[without]['line']}: shows no picture, but other rows do, which TRL cannot mix; "
+            f"{split}:{line}: shows no picture, but other rows do, which TRL cannot mix; "
             "give them a blend and a stage of their own"
         )
 
@@ -141,7 +143,7 @@ def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
 
 
 def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
-    """Return TRL's options for sampling responses to prompts in file order."""
+    """Return TRL's options for sampling responses to prompts in the order of the rows."""
     generation = job.config.policy.generation
     ends = generation.stop_token_ids if job.config.samples_by_vllm else None
     return dict(

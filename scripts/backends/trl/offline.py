@@ -19,7 +19,7 @@ class SftPolicy(Policy):
 
 
 class Sft(Strict):
-    """Supervised fine-tuning on the assistant's tokens, rows in file order."""
+    """Supervised fine-tuning on the assistant's tokens."""
 
     ADDED = ("assistant_only_loss",)
 
@@ -60,7 +60,7 @@ Loss = Literal[
 
 
 class Dpo(Strict):
-    """Direct preference optimisation (arXiv:2305.18290), pairs in file order."""
+    """Direct preference optimisation (arXiv:2305.18290), on pairs of answers."""
 
     ADDED = ("loss_type", "label_smoothing")
 
@@ -143,7 +143,7 @@ class MpoSettings(TrlSettings, MpoTraining):
 
 
 class Kto(Strict):
-    """Kahneman-Tversky optimisation (arXiv:2402.01306), answers in file order."""
+    """Kahneman-Tversky optimisation (arXiv:2402.01306), on single answers with a label."""
 
     max_num_steps: PositiveInt
     reference_policy_kl_penalty: PositiveFloat = Field(0.1, description="beta: the price of leaving the parent.")
@@ -168,7 +168,7 @@ class KtoSettings(TrlSettings, KtoTraining):
 
 
 class Reward(Strict):
-    """A reward model of a new head on the parent, by the Bradley-Terry loss (arXiv:2203.02155), pairs in file order."""
+    """A reward model of a new head on the parent, by the Bradley-Terry loss (arXiv:2203.02155), on pairs of answers."""
 
     max_num_steps: PositiveInt
     center_rewards_coefficient: NonNegativeFloat = Field(

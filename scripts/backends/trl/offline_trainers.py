@@ -20,7 +20,7 @@ from scripts.rows.prompts import open_picture
 
 
 def make_sft_trainer(job: TrainingJob) -> SFTTrainer:
-    """Make the trainer of SFT on rows in file order."""
+    """Make the trainer of SFT on the rows of the job."""
     start, rows = start_and_rows(job)
     if job.ranks * shares_of(job)[1] > 1:
         rows = fill_last_batch(rows, job.config.rows_per_step)
@@ -89,7 +89,7 @@ def _chosen_tokens(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def make_dpo_trainer(job: TrainingJob) -> DPOTrainer:
-    """Make the trainer of DPO or MPO on pairs in file order, without a last incomplete batch."""
+    """Make the trainer of DPO or MPO on pairs, without a last incomplete batch."""
     loss_types, loss_weights = losses(job.config.section)
     if {"aot", "aot_unpaired"} & {*loss_types} and shares_of(job)[0] < job.config.rows_per_update:
         raise UserError(
@@ -166,7 +166,7 @@ def with_others(rows: Dataset, batch: int) -> Dataset:
 
 
 def make_kto_trainer(job: TrainingJob) -> KTOTrainer:
-    """Make the trainer of KTO on rows in file order, without a last incomplete batch."""
+    """Make the trainer of KTO on labelled answers, without a last incomplete batch."""
     kto, at_once = job.config.kto, shares_of(job)[0]
     if at_once < 2:
         raise UserError(f"{job.stage}: KTO takes 2 rows a process at once or more; raise policy.train_micro_batch_size")
@@ -208,7 +208,7 @@ class PairsTrainer(RewardTrainer):
 
 
 def make_reward_trainer(job: TrainingJob) -> RewardTrainer:
-    """Make the trainer of a reward model on pairs in file order, without a last incomplete batch."""
+    """Make the trainer of a reward model on pairs, without a last incomplete batch."""
     if class_of(job.parent_model) is AutoModelForImageTextToText:
         raise UserError(f"{job.stage}: {job.parent_model} sees pictures, and no such model has a head for rewards")
     start, pairs = start_and_rows(job)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings, TrlTraining
 from scripts.recipe.expand import Start
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
@@ -56,8 +56,8 @@ class RolloutPolicy(Policy):
     generation: Generation
 
 
-class PromptData(Strict):
-    """The rows of the split to train on."""
+class PromptData(TrainingData):
+    """The rows of the split to train on, and how they are taken."""
 
     max_input_seq_length: PositiveInt | None = None
     """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
@@ -121,6 +121,8 @@ class RolloutTraining(TrlTraining):
 
 class RolloutSettings(TrlSettings):
     """A stage of training on sampled responses."""
+
+    ADDED = ()  # a distillation's config has always had `data`; GRPO's names its own additions
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights; the sampler's name only where it is vLLM."""

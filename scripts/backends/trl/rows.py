@@ -1,10 +1,12 @@
-"""A stage's training rows: tokenized once for all attempts, memory-mapped, in file order.
+"""A stage's training rows: tokenized once for all attempts, memory-mapped, in file order; the order of training.
 
 The file is ``<stage>/tokens/<key>/rows.arrow``. The key hashes split, number of rows, tokenizer or processor with its
 chat template, settings, code and libraries. A stage keeps the rows of its last training.
 """
 
+import hashlib
 import inspect
+import math
 import shutil
 import tempfile
 import time
@@ -13,6 +15,7 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
@@ -31,14 +34,29 @@ CODE = (__file__, tokenization.__file__, examples.__file__, kinds.__file__, mess
 LIBRARIES = ("tokenizers", "transformers", "jinja2")
 
 
-def training_rows(job: TrainingJob, count: int, schema: pa.Schema, prepare: partial) -> Dataset:
-    """Return the first `count` rows of the training split, or all of fewer, as columns on disk.
+def epochs_in_random_order(rows: int, count: int, seed: int) -> list[int]:
+    """Return the places of `count` rows to train on, of a split of `rows`: epoch after epoch, the last one cut short.
+
+    Each epoch has every row once. Its order follows from the seed and the epoch's number alone, so it is the same for
+    any number of processes and after any resume. Random bits are drawn and sorted here, since NumPy promises the
+    same bits in every version, but no such promise covers its permutations.
+    """
+    places: list[int] = []
+    for epoch in range(math.ceil(count / rows)):
+        digest = hashlib.sha256(f"order of rows, seed {seed}, epoch {epoch}".encode()).digest()
+        random_bits = np.random.PCG64(int.from_bytes(digest)).random_raw(rows)
+        places += np.argsort(random_bits, kind="stable").tolist()
+    return places[:count]
+
+
+def training_rows(job: TrainingJob, count: int | None, schema: pa.Schema, prepare: partial) -> Dataset:
+    """Return the first `count` rows of the training split, or all of fewer or of None, as columns on disk.
 
     `prepare` makes rows of the schema from lines, by keyword arguments alone: `processor`, settings. Later rows
     replace rows that `prepare` leaves out.
     """
     split = read_record(job.train_split.with_name("manifest.json"), Manifest)["train"]
-    count = min(count, split["rows"])
+    count = split["rows"] if count is None else min(count, split["rows"])
     folder = job.stage_directory / "tokens"
     file = folder / as_rank_0_says(_key(split["sha256"], count, prepare) if rank() == 0 else "") / "rows.arrow"
     if rank() == 0:

@@ -21,7 +21,7 @@ from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.ranks import as_rank_0_says, rank
-from scripts.backends.trl.rows import training_rows
+from scripts.backends.trl.rows import epochs_in_random_order, training_rows
 from scripts.backends.trl.tokenization import preparation_of
 from scripts.errors import UserError
 from scripts.model.bfloat16 import computes_bfloat16
@@ -250,12 +250,32 @@ def start_and_rows(job: TrainingJob) -> tuple[dict[str, Any], Dataset]:
         model, processor = fresh_model(config)
     else:
         model, processor = str(parent), use_template(load_processor(parent), config.chat_template)
-    rows = training_rows(job, job.planned * config.rows_per_step, *preparation_of(config, processor))
+    columns, prepare = preparation_of(config, processor)
+    planned = job.planned * config.rows_per_step
+    if config.data.shuffle:
+        rows = shuffled(training_rows(job, None, columns, prepare), job)
+        return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
+    rows = training_rows(job, planned, columns, prepare)
     if job.begun:
         whole = len(rows) // config.rows_per_step * config.rows_per_step
         first = job.begun * config.rows_per_step % whole
         rows = rows.select([*range(whole - first, whole), *range(whole - first)])  # the trainer goes on at row `first`
     return {"model": model, "processing_class": processor, "peft_config": adapters(job)}, rows
+
+
+def shuffled(rows: Dataset, job: TrainingJob) -> Dataset:
+    """Return the rows of all planned steps, one epoch after the other, each epoch in an order of its own.
+
+    The trainer passes once over them, so its place after a resume is the number of rows before it. A batch may hold
+    the last rows of an epoch and the first of the next: every epoch has all rows, and no batch lacks any.
+    """
+    rows_per_step = job.config.rows_per_step
+    # A stage that continues its parent begins at its parent's step, as far into the rows as the parent came: whatever
+    # stands before that place is skipped.
+    skipped = job.begun * rows_per_step
+    trained = (job.planned - job.begun) * rows_per_step
+    order = epochs_in_random_order(len(rows), trained, job.config.seed)
+    return rows.select([*[0] * skipped, *order])
 
 
 def train_in_float32(model: Any) -> None:
