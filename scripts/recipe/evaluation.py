@@ -41,6 +41,23 @@ def files_of_task(task: Task) -> list[str]:
     return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 
+def without_scores(recipe: "Recipe") -> str | None:
+    """Return why a recipe needs held-out scores, with the lines that ask for them; None where it needs none.
+
+    Stages that learn from written answers have the loss on their held-out rows. Stages of backend trl that sample their
+    own responses have only rewards, which held-out prompts measure. NeMo-RL validates its stages itself.
+    """
+    stages = recipe.stages.values()
+    sampling = [name for name, stage in recipe.stages.items() if stage.kind == "prompts"]
+    if not sampling or any(stage.is_converted for stage in stages):
+        return None
+    policy = recipe.stages[sampling[0]].policy
+    return (
+        f"{', '.join(sampling)} would be judged by nothing held out; responses to the held-out prompts judge it by\n"
+        f"evaluation:\n  max_new_tokens: {policy.generation.max_new_tokens}"
+    )
+
+
 class Evaluation(Sampling):
     """Held-out scores, a response to each validation row of all blends of prompts; and scores of tasks."""
 
@@ -60,7 +77,7 @@ class Evaluation(Sampling):
     """Variables of the chat template, such as enable_thinking."""
     temperature: NonNegativeFloat = Field(0.0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = None
-    """None, beside tasks: no held-out scores are taken."""
+    """Of a response to a held-out prompt; none: no held-out scores are taken."""
     blends: list[Name] | None = None
     """None: every blend of prompts."""
     stages: list[Name] | None = None
@@ -86,8 +103,6 @@ class Evaluation(Sampling):
         names = [task.task for task in self.task_list]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise invalid(f"{', '.join(twice)} stands there more than once", "evaluation.tasks")
-        if self.max_new_tokens is None and not self.tasks:
-            raise invalid("is missing", "evaluation.max_new_tokens")
         if self.max_new_tokens is None and self.test:
             raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
         check_gym(self.gym, self.gym_servers)
@@ -116,8 +131,11 @@ class Evaluation(Sampling):
         return ends if self.test else []
 
     def check_in(self, recipe: "Recipe") -> None:
-        """PydanticCustomError where no stage or no row can be scored."""
+        """PydanticCustomError where no stage or no row can be scored, or stages that sample are scored by nothing."""
         if self.max_new_tokens is None:
+            refused = None if self.tasks else without_scores(recipe)
+            if refused:
+                raise invalid(f"is missing: {refused}", "evaluation.max_new_tokens")
             return
         prompts = [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
         for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
@@ -127,8 +145,8 @@ class Evaluation(Sampling):
             says = "name the `stages` for transformers to load, or score by `tasks` alone"
             raise invalid(f"only NeMo-RL trains here; {says}", "evaluation")
         if not self.blends_in(recipe):
-            more = "; with tasks alone, leave max_new_tokens out" if self.tasks else ""
-            raise invalid(f"no blend of prompts to take held-out rows from{more}", "evaluation")
+            more = "leave max_new_tokens out: held-out rows of written answers give the validation loss by themselves"
+            raise invalid(f"no blend of prompts to take held-out rows from; {more}", "evaluation")
         scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
         for name, stage in recipe.stages.items():
             for place, criterion in enumerate(stage.gate):

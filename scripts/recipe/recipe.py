@@ -15,7 +15,7 @@ from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
-from scripts.recipe.evaluation import Evaluation
+from scripts.recipe.evaluation import Evaluation, without_scores
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
 from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
@@ -88,7 +88,7 @@ class Recipe(Strict):
     """Environments of yours: by name, the Python file with functions that reward rows of the name."""
     blends: dict[Name, Blend]
     evaluation: Evaluation | None = None
-    """None: no held-out scores; the stages' metrics judge."""
+    """None: no held-out scores; the loss on held-out rows and the stages' metrics judge."""
     defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
     start: Name | None = None
     """The stage to start from the model; earlier stages are left out. None: all stages stay."""
@@ -119,8 +119,8 @@ class Recipe(Strict):
         self._environments_fit()
         if self.evaluation is not None:
             self.evaluation.check_in(self)
-        elif not any(stage.is_converted for stage in self.stages.values()):
-            raise invalid("is missing", "evaluation")
+        elif refused := without_scores(self):
+            raise invalid(f"is missing: {refused}", "evaluation")
         self._scores_are_taken()
         taken = {"stages": TAKEN_STAGES, "models": TAKEN_STAGES | self.stages.keys(), "blends": TAKEN_BLENDS}
         for at, names in taken.items():
