@@ -19,6 +19,23 @@ def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
     trl_utils._use_triton = (lambda _: True) if skips else chunked_logprob._use_triton
     if not skips:
         return
+    if hasattr(job.config.policy, "generation"):  # a stage on written answers samples nothing, a reward model cannot
+        _sample_without_padding(trainer, job)
+    # TRL computes distillation outside of autocast, so there the adapters have to cast what they read.
+    computes_in_autocast = job.config.policy.precision == "bfloat16" and job.config.algorithm != "distillation"
+    if computes_in_autocast:
+        _cast_no_inputs(trainer)
+
+
+def _cast_no_inputs(trainer: Trainer) -> None:
+    """Let adapters read their inputs as they come; autocast would cast them back."""
+    for module in trainer.model.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
+
+
+def _sample_without_padding(trainer: Trainer, job: TrainingJob) -> None:
+    """Let the trained model sample by `sample`, in the precision of the training."""
     plain = trainer.model.generate
 
     def generate(*inputs: Any, **options: Any) -> torch.Tensor:
@@ -28,9 +45,6 @@ def skip_padding(trainer: Trainer, job: TrainingJob) -> None:
             return plain(*inputs, **options)
 
     trainer.model.generate = generate
-    for module in trainer.model.modules() if job.config.policy.precision == "bfloat16" else ():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            module.cast_input_dtype_enabled = False
 
 
 def sample(
