@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from scripts.rows.learning_marks import MARKS, has_marks, mark_of
 from scripts.rows.messages import common_length, messages_from, texts_of
 from scripts.rows.request import AgentRef, InputText, Text, broken, parse
 
@@ -64,14 +65,28 @@ class ToolOffer(Struct):
 
 
 class ChatMessage(Struct):
-    """A message of a chat template."""
+    """A message of a chat template, perhaps with a mark whether it is learnt."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart | InputText | Picture] | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: Any = None
+    weight: Any = None
+    train: Any = None
+    trainable: Any = None
+    loss: Any = None
+
+    @property
+    def mark(self) -> bool | None:
+        """Whether the message is marked as learnt; None without a mark. ValueError for a mark without meaning."""
+        return mark_of({name: getattr(self, name) for name in MARKS})
 
     def __post_init__(self) -> None:
-        """Require content or a tool call."""
+        """Require content or a tool call, and marks with a meaning."""
+        if self.mark and self.role != "assistant":
+            raise broken("role", f"is {self.role}, and only the assistant's messages can be marked as learnt")
+        if self.function_call is not None:
+            raise broken("function_call", "is OpenAI's old form; write it as tool_calls")
         if self.content is None and not self.tool_calls:
             raise broken("content", "is missing")
         if self.tool_calls and self.role != "assistant":
@@ -82,7 +97,7 @@ Chat = Annotated[list[ChatMessage], Meta(min_length=1)]
 
 
 class Demonstration(Struct, kw_only=True):
-    """A conversation; the assistant's last message is imitated."""
+    """A conversation; the assistant's last message is imitated, or the messages that are marked."""
 
     agent_ref: AgentRef | UnsetType = UNSET
     messages: Annotated[list[ChatMessage], Meta(min_length=2)]
@@ -97,6 +112,9 @@ class Demonstration(Struct, kw_only=True):
             raise broken(f"messages[{place}].content", "is empty; there is nothing to imitate")
         if isinstance(last.content, list) and any(isinstance(part, Picture) for part in last.content):
             raise broken(f"messages[{place}].content", "has a picture, which no answer can")
+        marks = [message.mark for message in self.messages if message.role == "assistant"]
+        if all(mark is False for mark in marks):
+            raise broken("messages", "every message of the assistant is marked as not learnt; leave the row out")
 
 
 class Completion(Struct):
@@ -197,6 +215,8 @@ def _checked(example: Example, names: tuple[str, ...]) -> Example:
             raise broken(name, "must begin and end with the assistant's message")
         if not last.get("content") and not last.get("tool_calls"):
             raise broken(name, "ends with an empty message")
+        if any(has_marks(message) and mark_of(message) is False for message in answer):
+            raise broken(name, "has a message marked as not learnt, but the full answer is learnt; remove the mark")
     for name, messages in zip(names, (example.prompt, *example.answers), strict=True):
         for message in messages:
             content = message.get("content")

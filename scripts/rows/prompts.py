@@ -8,6 +8,7 @@ from typing import Any
 from PIL import Image
 
 from scripts.errors import UserError
+from scripts.rows.learning_marks import MARKS
 from scripts.rows.messages import Row, closing_text, messages_of, tools_of
 
 Messages = list[dict[str, Any]]
@@ -22,14 +23,21 @@ def prompt_of(row: Row) -> Messages:
 def as_chat(messages: Messages) -> Messages:
     """Return messages in the form of chat templates.
 
-    Content without pictures becomes one text. JSON arguments of a tool call become an object, as in vLLM.
+    Content without pictures becomes one text. JSON arguments of a tool call become an object, as in vLLM. A key with
+    null is the same as no key, but for `content`. Marks of what is learnt are not for the template.
     """
-    return [
-        message
-        | ({"content": _content(message["content"])} if isinstance(message.get("content"), list) else {})
-        | ({"tool_calls": [_call(call) for call in message["tool_calls"]]} if message.get("tool_calls") else {})
-        for message in messages
-    ]
+    return [_chat_message(message) for message in messages]
+
+
+def _chat_message(message: dict[str, Any]) -> dict[str, Any]:
+    shown = {
+        name: value for name, value in message.items() if name not in MARKS and (value is not None or name == "content")
+    }
+    if isinstance(shown.get("content"), list):
+        shown["content"] = _content(shown["content"])
+    if shown.get("tool_calls"):
+        shown["tool_calls"] = [_call(call) for call in shown["tool_calls"]]
+    return shown
 
 
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from scripts.errors import UserError
 from scripts.files import open_atomically
 from scripts.rows.chat_format import ChatFormat, tokenizer_of
 from scripts.rows.jsonl import Block, blocks_of, decode_row, read_rows
+from scripts.rows.learning_marks import mark_of
 from scripts.rows.parallel import default_workers, in_order
 from scripts.rows.prompts import as_chat, pictures_of, render
 
@@ -88,6 +89,24 @@ def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrain
     return [(role, is_learnt and is_whole, ids) for role, is_learnt, ids in parts]
 
 
+def check_marks(messages: list[dict[str, Any]], stage: NemoRlTraining) -> None:
+    """Raise UserError for a message marked (weight, train) otherwise than NeMo-RL learns, which reads no marks."""
+    learns_last = bool(stage.sft.get("only_unmask_final"))
+    for place, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        mark = mark_of(message)
+        is_learnt = place == len(messages) - 1 or not learns_last
+        if mark is None or mark == is_learnt:
+            continue
+        rule = "the last message alone (sft.only_unmask_final)" if learns_last else "every message of the assistant"
+        marked = "learnt" if mark else "not learnt"
+        raise UserError(
+            f": messages[{place}] is marked as {marked}, but NeMo-RL learns {rule}; end the row at the message to "
+            "learn, change sft.only_unmask_final, or train with backend trl, which obeys the marks"
+        )
+
+
 def problems_of(split: Path, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> list[str]:
     """Return the first row's problem that NeMo-RL would misread; none without a tokenizer here.
 
@@ -110,7 +129,8 @@ def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, p
     if isinstance(processor, str):
         return
     for number, line in enumerate(block.read().splitlines(), start=1):
-        row = as_read(decode_row(line))
+        decoded = decode_row(line)
+        row = as_read(decoded)
         has_pictures = bool(pictures_of(row["messages"]))
         is_plain = not has_pictures and "tools" not in row and not any("tool_calls" in it for it in row["messages"])
         try:
@@ -118,6 +138,7 @@ def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, p
                 raise UserError(": shows a picture; set entry to examples/run_vlm_sft.py, which reads pictures")
             if not is_plain and not preserves:
                 raise UserError(": has tools or pictures: fields that the release's reader would fill with nulls")
+            check_marks(decoded["messages"], stage)
             chunks_of(row, "", processor, stage)
         except UserError as error:
             raise UserError(f"{block.path}:{block.lines_before() + number}{error}") from None

@@ -21,6 +21,7 @@ from scripts.rewards.registry import tool_schemas
 from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
+from scripts.rows.learning_marks import learnt_places
 from scripts.rows.messages import common_length, text_of, tools_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render
 
@@ -91,14 +92,19 @@ def tokenize_demonstrations(
 ) -> list[dict[str, Any]]:
     """Return tokens and labels of demonstrations, cut at `max_length`; `is_cut`, no column, marks a longer row.
 
-    The last message is learnt; with `assistant_only_loss` (TRL's name) every message of the assistant. UserError names
-    a line whose learnt part cannot be told.
+    The last message is learnt; with `assistant_only_loss` (TRL's name) every message of the assistant. A message's own
+    mark (scripts.rows.learning_marks) goes before both. UserError names a line whose learnt part cannot be told.
     """
-    rows, find = [], _all_answers if assistant_only_loss else _last_answer
+    rows = []
     for line in lines:
+        learnt = _learnt_places(line, assistant_only_loss)
         messages = as_chat(line.row["messages"])
         pictures = pictures_in(messages, line, processor)
-        ids, spans = find(line, messages, processor, {"tools": line.row.get("tools") or None, **variables})
+        options = {"tools": line.row.get("tools") or None, **variables}
+        if learnt == [len(messages) - 1] and not assistant_only_loss:
+            ids, spans = _last_answer(line, messages, processor, options)
+        else:
+            ids, spans = _answers(line, messages, learnt, processor, options)
         labels = [IGNORED] * len(ids)
         for start, end in spans:
             labels[start:end] = ids[start:end]
@@ -107,6 +113,19 @@ def tokenize_demonstrations(
         cut = {"input_ids": ids[:max_length], "labels": labels[:max_length]}
         rows.append(cut | {"pictures": pictures, "is_cut": len(ids) > max_length})
     return rows
+
+
+def _learnt_places(line: Line, every_answer: bool) -> list[int]:
+    """Return the places of the messages of a row that are learnt; UserError for none."""
+    messages = line.row["messages"]
+    places = learnt_places(messages, every_answer)
+    if not places:
+        advice = "" if every_answer else ", set sft.assistant_only_loss: true to learn messages without a mark"
+        raise UserError(
+            f"{line.place}: nothing is learnt: the last message is marked so (weight 0, or train false), and no other "
+            f"is marked as learnt; mark one{advice}, or leave the row out"
+        )
+    return places
 
 
 def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
@@ -125,39 +144,70 @@ def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[s
     return ids, [(start, len(ids))]
 
 
-def _all_answers(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> tuple[list[int], Spans]:
-    """Return a conversation's tokens, and the spans of the assistant's messages.
+def _answers(
+    line: Line, messages: Messages, learnt: list[int], processor: Any, options: dict[str, Any]
+) -> tuple[list[int], Spans]:
+    """Return a conversation's tokens, and the spans of the messages at the places `learnt`.
 
     The chat template marks the spans (``{% generation %}``). Without marks a span is proved by tokens: the
     conversation holds the very tokens of the prompt and the message after it.
     """
     tokenizer = tokenizer_of(processor)
     if tokenizer is not processor:
-        raise UserError(f"{line.place}: sft.assistant_only_loss is for models without vision; leave it out")
-    if marks_answers(tokenizer.chat_template):
-        _text(line, messages, processor, options)  # fails with its place
-        marked = tokenizer.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
+        raise UserError(
+            f"{line.place}: sft.assistant_only_loss, and marks (weight, train) of messages before the last, are for "
+            "models without vision; leave them out"
         )
-        ids, mask = marked["input_ids"], marked["assistant_masks"]
-        return ids, [(place, place + 1) for place, is_said in enumerate(mask) if is_said]
-    (ids,), spans = token_ids([_text(line, messages, processor, options)], processor), []
-    for place, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
+    text = _text(line, messages, processor, options)  # fails with its place
+    if marks_answers(tokenizer.chat_template):
+        return _marked_answers(line, messages, learnt, processor, options)
+    (ids,), spans = token_ids([text], processor), []
+    for place in learnt:
         before = _prompt(line, messages[:place], processor, options)
-        asked, said = token_ids([before, _text(line, messages[: place + 1], processor, options)], processor)
-        if ids[: len(said)] != said or said[: len(asked)] != asked:
-            shipped = training_template_of(tokenizer.chat_template)
-            advice = f"TRL's {shipped}, which is this one with such marks" if shipped else "one with such marks"
-            raise UserError(
-                f"{line.place}: messages[{place}]: begin and end of the answer cannot be proved: the chat "
-                "template prints the answer differently in a longer conversation (as without reasoning), or tokens "
-                "merge with the text before. sft.assistant_only_loss needs {% generation %} in the template; name "
-                f"{advice} as policy.tokenizer.chat_template"
-            )
-        spans.append((len(asked), len(said)))
+        spans.append(_span(line, messages, place, ids, before, processor, options))
     return ids, spans
+
+
+def _marked_answers(
+    line: Line, messages: Messages, learnt: list[int], processor: Any, options: dict[str, Any]
+) -> tuple[list[int], Spans]:
+    """Return tokens and spans by the marks of the chat template, of the messages at the places `learnt` alone."""
+    tokenizer = tokenizer_of(processor)
+    marked = tokenizer.apply_chat_template(
+        messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **options
+    )
+    ids, mask = marked["input_ids"], marked["assistant_masks"]
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    spans = [(place, place + 1) for place, is_said in enumerate(mask) if is_said]
+    if learnt == answers:
+        return ids, spans
+    within: set[int] = set()
+    for place in learnt:
+        before = _text(line, messages[:place], processor, options) if place else ""
+        start, end = _span(line, messages, place, ids, before, processor, options)
+        within.update(range(start, end))
+    return ids, [span for span in spans if span[0] in within]
+
+
+def _span(
+    line: Line, messages: Messages, place: int, ids: list[int], before: str, processor: Any, options: dict[str, Any]
+) -> tuple[int, int]:
+    """Return the first token of a message, and the one behind its last, in the conversation's tokens `ids`.
+
+    `before` is the text that precedes the message. UserError where the conversation has other tokens.
+    """
+    after = _text(line, messages[: place + 1], processor, options)
+    asked, said = token_ids([before, after], processor)
+    if ids[: len(said)] == said and said[: len(asked)] == asked:
+        return len(asked), len(said)
+    shipped = training_template_of(tokenizer_of(processor).chat_template)
+    advice = f"TRL's {shipped}, which is this one with such marks" if shipped else "one with such marks"
+    raise UserError(
+        f"{line.place}: messages[{place}]: begin and end of the answer cannot be proved: the chat "
+        "template prints the answer differently in a longer conversation (as without reasoning), or tokens "
+        "merge with the text before. sft.assistant_only_loss, and marks (weight, train) of messages before the last, "
+        f"need {{% generation %}} in the template; name {advice} as policy.tokenizer.chat_template"
+    )
 
 
 def _prompt(line: Line, messages: Messages, processor: Any, options: dict[str, Any]) -> str:
