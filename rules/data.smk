@@ -46,7 +46,7 @@ def options_of_fill(wildcards):
     options += [] if blend.names_environments else ["--unrewarded"]
     if blend.reasoning:
         options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]
-    return options
+    return options + blend.holdout_options
 
 
 # One pass over the source. The filled blend is its splits one after the other, and is made only when it is asked for.
@@ -62,7 +62,7 @@ rule fill:
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     wildcard_constraints:
-        blend=one_of(name for name in blends_of("jsonl") if name in RECIPE.fetched and not RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if name in RECIPE.fetched and not RECIPE.blends[name].has_test),
     threads: 2
     resources:
         **LIGHT,
@@ -81,12 +81,12 @@ use rule fill as fill_with_test with:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "test", "val")],
     wildcard_constraints:
-        blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].test),
+        blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].has_test),
 
 
 def splits_of_blend(wildcards):
     """A blend's splits, in the order of its rows."""
-    names = ["train", "test", "val"] if RECIPE.blends[wildcards.blend].test else ["train", "val"]
+    names = ["train", "test", "val"] if RECIPE.blends[wildcards.blend].has_test else ["train", "val"]
     return [f"{RESULTS}/data/{wildcards.blend}/{name}-split.jsonl" for name in names]
 
 

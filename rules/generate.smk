@@ -35,7 +35,7 @@ def held_out_of(wildcards):
     """The splits whose prompts may not come in: held out of the prompts' blend, or scored by all stages."""
     prompts = source_of(wildcards).prompts
     splits = [f"{RESULTS}/data/{blend}/val-split.jsonl" for blend in dict.fromkeys([prompts, *EVALUATION_BLENDS])]
-    tested = [blend for blend in dict.fromkeys([prompts, *TESTED_BLENDS]) if RECIPE.blends[blend].test]
+    tested = [blend for blend in dict.fromkeys([prompts, *TESTED_BLENDS]) if RECIPE.blends[blend].has_test]
     return splits + [f"{RESULTS}/data/{blend}/test-split.jsonl" for blend in tested]
 
 

@@ -26,8 +26,9 @@ from scripts.data.published import Batch, PublishedFile
 from scripts.data.shapes import Mapper, mappings_of
 from scripts.errors import UserError
 from scripts.files import open_atomically
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import CARRIED, Blend
 from scripts.recipe.source import Part, Rows
+from scripts.recipe.strict import nearest
 from scripts.rows.jsonl import RowError, listed
 from scripts.rows.kinds import KINDS, Row
 from scripts.rows.parallel import in_order
@@ -74,10 +75,17 @@ def meets(published: Row, conditions: list[tuple[str, str, Any]]) -> bool:
     return True
 
 
-def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None) -> Tally:
-    """Make lines of the rows of a batch, each by the first mapping with a matching filter."""
+def compose_batch(
+    batch: Batch, mappings: list[Rows], rules: Rules, mark: Callable[[Row], Mark] | None, carried: str | None = None
+) -> Tally:
+    """Make lines of the rows of a batch, each by the first mapping with a matching filter.
+
+    The value of the column `carried` goes along, until the rows are split by it.
+    """
     result, is_table = Tally(), not isinstance(batch.content, list)
     batch.require({column for rows in mappings for column, _, _ in rows.filter})
+    if carried is not None:
+        batch.require({carried})
     mappers: dict[tuple[int, tuple[str, ...]], Mapper] = {}
     for index, published in enumerate(batch.rows):
         if isinstance(published, RowError) and not batch.content[index].strip():
@@ -95,8 +103,11 @@ def compose_batch(batch: Batch, mappings: list[Rows], rules: Rules, mark: Callab
             row = published if "_hf_placeholder" in published else mappers[key].make(published)
             if "_hf_placeholder" not in row and (problem := rules.problem_of(row)):
                 raise Misfit(problem)
+            found = mark and mark(row)
+            if carried is not None:
+                row = {**row, CARRIED: published.get(carried)}
             line = encode(row) if is_table or row is not published else batch.content[index]
-            result.lines.append((batch.place(index), line + b"\n", mark and mark(row)))
+            result.lines.append((batch.place(index), line + b"\n", found))
         except Misfit as error:
             result.problems.append(f"{batch.place(index)}: {error}")
     return result
@@ -128,6 +139,7 @@ def write_blend(
     the rows and the blend's seed alone. UserError names misfits, or says that no row is left.
     """
     name, mixes = output.stem, blend.shuffle or bool(blend.sources)
+    carried = blend.holdout_column
     rules = Rules(KINDS[blend.kind], frozenset(map(str, blend.environments)))
     mark = cleaner and partial(mark_of, kind=rules.kind, by=cleaner.by)
     tallies, refused, rng, order = {}, [], random.Random(blend.seed), array("L")
@@ -143,8 +155,8 @@ def write_blend(
             first = len(waiting.sizes)
             for paths in sets:
                 begin = len(waiting.sizes)
-                compose = partial(compose_batch, mappings=mappings, rules=rules, mark=mark)
-                for composed in in_order(compose, _batches(paths, mappings, blend.kind), workers):
+                compose = partial(compose_batch, mappings=mappings, rules=rules, mark=mark, carried=carried)
+                for composed in in_order(compose, _batches(paths, mappings, blend.kind, carried), workers):
                     if cleaner:
                         composed.lines = cleaner.kept(composed.lines)
                     tally.add(composed)
@@ -174,11 +186,15 @@ def write_blend(
     return {**total, **cleaned, "sources": [{**tally.counts} for tally in tallies.values()]}
 
 
-def _batches(paths: list[PublishedFile], mappings: list[Rows], kind: str) -> Iterator[Batch]:
+def _batches(
+    paths: list[PublishedFile], mappings: list[Rows], kind: str, carried: str | None = None
+) -> Iterator[Batch]:
     """Yield the batches of files in turn; of Parquet, only the needed columns."""
     for file in paths:
-        wanted = {column for rows in mappings for column, _, _ in rows.filter}
+        wanted = {column for rows in mappings for column, _, _ in rows.filter} | ({carried} if carried else set())
         if (names := file.columns()) is not None:
+            if carried is not None and carried not in names:
+                raise UserError(f"{file.shown}: has no column {carried}{nearest(carried, names)}")
             try:
                 for rows in mappings:
                     wanted.update(Mapper(rows, kind, names, is_table=True).needed)

@@ -1,4 +1,4 @@
-"""Split a published blend in one pass: fill placeholders, hold out the last rows, write a manifest.
+"""Split a published blend: fill placeholders, hold out rows, write a manifest.
 
 Other rows pass byte for byte, in order; a byte order mark, blank lines and carriage returns at line ends are dropped.
 Bad rows are reported by file and line; then nothing is written. The manifest is small and deterministic: rows, bytes
@@ -16,9 +16,10 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -26,14 +27,16 @@ import msgspec
 import numpy as np
 import xxhash
 
+from scripts.data.holdout import Piece, pieces_of
 from scripts.data.placeholders import ExternalTables, fill_placeholder
 from scripts.data.source_record import differs_from_record, origin_of
 from scripts.errors import LongError, UserError
 from scripts.files import open_atomically, temporary_directory, write_json
 from scripts.program import run_command_line
+from scripts.recipe.blend import HOLDOUT_BY, HoldoutBy, HoldoutColumn
 from scripts.recipe.source import Reasoning
 from scripts.records import SourceRecord, read_if_there
-from scripts.rows.jsonl import Block, RowError, blocks_of, environment_of, listed, parse_row
+from scripts.rows.jsonl import RowError, environment_of, listed, parse_row
 from scripts.rows.parallel import default_workers, in_order
 
 FILES = {"train": "train-split.jsonl", "validation": "val-split.jsonl", "test": "test-split.jsonl"}
@@ -72,7 +75,7 @@ class FilledBlock:
     messages on the first of the `bad_rows`.
     """
 
-    block: Block
+    piece: Piece
     chunk: bytes | None = None
     environments: Counter[str] = field(default_factory=Counter)
     placeholders: Counter[str] = field(default_factory=Counter)
@@ -84,16 +87,26 @@ class FilledBlock:
 
 
 def fill_block(
-    block: Block, tables: ExternalTables, is_rewarded: bool, reasoning: Reasoning | None = None, seed: int = 0
+    piece: Piece,
+    tables: ExternalTables,
+    is_rewarded: bool,
+    reasoning: Reasoning | None = None,
+    seed: int = 0,
+    without: str | None = None,
 ) -> FilledBlock:
-    """Fill the rows of a block; with `is_rewarded`, each must name an environment; `reasoning` shortens answers."""
-    data, result, filled = block.read(), FilledBlock(block), list[bytes]()
+    """Fill the wanted rows of a block, and leave out the key `without`.
+
+    With `is_rewarded`, each must name an environment; `reasoning` shortens answers.
+    """
+    data, result, filled = piece.block.read(), FilledBlock(piece), list[bytes]()
     has_returns = b"\r" in data
-    for number, raw in enumerate(data.removesuffix(b"\n").split(b"\n"), start=1):
+    for number, raw in _lines_of(piece, data):
         line = raw
         try:
             if has_returns or number == 1:
-                line = _cleaned(line, block.start == 0 and number == 1, result)
+                line = _cleaned(line, piece.block.start == 0 and number == 1, result)
+            if without is not None:
+                line = _without(line, without)
             fields = _FIELDS.decode(line)
             if not line.isascii():
                 line.decode()
@@ -135,12 +148,40 @@ def _cleaned(line: bytes, is_first: bool, result: FilledBlock) -> bytes:
     return line
 
 
+def _lines_of(piece: Piece, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the number and the bytes of each line of the block that the piece's split takes.
+
+    Blank lines, which are counted once, go with the piece that is counted.
+    """
+    lines = enumerate(data.removesuffix(b"\n").split(b"\n"), start=1)
+    if piece.wanted is None:
+        yield from lines
+        return
+    rows_before = 0
+    for number, line in lines:
+        if not line.strip():
+            is_wanted = piece.counted
+        else:
+            is_wanted = piece.wanted[rows_before]
+            rows_before += 1
+        if is_wanted:
+            yield number, line
+
+
+def _without(line: bytes, key: str) -> bytes:
+    """Return a row's line without a key, everything else as it is written."""
+    row = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    row.pop(key, None)
+    return msgspec.json.encode(row)
+
+
 def _refuse(result: FilledBlock, number: int, line: bytes, is_rewarded: bool, error: Exception) -> None:
     """Count a bad row; the problem of a broken line is in the words of scripts.rows.jsonl."""
     result.bad_rows += 1
     if len(result.problems) == SHOWN:
         return
-    path, number = result.block.path, number + result.block.lines_before()
+    block = result.piece.block
+    path, number = block.path, number + block.lines_before()
     problem = f"{path}:{number}: {error}"
     if not isinstance(error, RowError):
         try:
@@ -227,42 +268,6 @@ class Split:
         }
 
 
-def parts_of(path: Path, holdout: int | float, test: int = 0, sample: int | None = None) -> dict[str, tuple[int, int]]:
-    """Return the first byte, and the byte behind the last, of ``train``, ``test`` if `test` > 0, and ``validation``.
-
-    The last `holdout` rows, or that share of all rows, validate; the `test` rows before them are the test split. A
-    `sample` takes the first `sample` training rows and the last tenth as many held-out rows. Blank lines are no rows.
-    UserError for an empty split.
-    """
-    starts, size = array("Q"), 0
-    with path.open("rb") as file:
-        for line in file:
-            if not line.isspace():
-                starts.append(size)
-            size += len(line)
-    rows = len(starts)
-    held_out = holdout if isinstance(holdout, int) else max(1, int(rows * holdout))
-    if not rows:
-        raise UserError(f"{path}: the file has no rows; name a file with rows in the recipe, or write it again")
-    if (trained := rows - held_out - test) < 1:
-        and_test = f" and a test split of {test}" if test else ""
-        raise UserError(
-            f"{path}: {rows} rows and a holdout of {held_out}{and_test} leave no row to train on; lower "
-            "the blend's holdout"
-        )
-    ranges = {"train": (0, trained), "test": (trained, trained + test), "validation": (trained + test, rows)}
-    if sample is not None:
-        fewer = max(1, sample // 10)
-        ranges = {name: (max(first, last - fewer), last) for name, (first, last) in ranges.items()}
-        ranges["train"] = 0, min(sample, trained)
-    starts.append(size)
-    return {
-        name: (starts[first] if first else 0, starts[last])
-        for name, (first, last) in ranges.items()
-        if name != "test" or test
-    }
-
-
 def fill_blend(
     source: Path,
     tables: Path,
@@ -275,14 +280,18 @@ def fill_blend(
     seed: int = 0,
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
+    holdout_by: str | HoldoutColumn | None = None,
+    holdout_seed: int = 0,
 ) -> dict[str, Any]:
     """Write the splits below `output`, and return their manifest.
 
-    `holdout`, `test` and `sample` as in `parts_of`. With `is_rewarded`, every row must name an
-    environment. `reasoning` shortens demonstrations, chosen by `seed`. `hashes` are the XXH3-128 of source and tables
-    by path from the source's folder. UserError names the bad rows, and leaves earlier splits alone.
+    `holdout`, `test`, `sample`, `holdout_by` and `holdout_seed` as in `pieces_of`. With `is_rewarded`, every row must
+    name an environment. `reasoning` shortens demonstrations, chosen by `seed`. `hashes` are the XXH3-128 of source and
+    tables by path from the source's folder. UserError names the bad rows, and leaves earlier splits alone.
     """
-    parts, hashes = parts_of(source, holdout, test, sample), hashes or {}
+    parts = pieces_of(source, holdout, test, sample, holdout_by, holdout_seed)
+    hashes = hashes or {}
+    without = holdout_by.left_out if isinstance(holdout_by, HoldoutColumn) else None
     placeholders: Counter[str] = Counter()
     cleaned: Counter[str] = Counter()
     problems, bad_rows, hashed = [], 0, xxhash.xxh3_128()
@@ -290,16 +299,17 @@ def fill_blend(
     with temporary_directory(output / "tables") as unpacked, open_atomically(*paths) as files:
         splits = {name: Split(file) for name, file in zip(parts, files, strict=True)}
         external = ExternalTables(tables, unpacked, hashes)
-        fill = partial(fill_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed)
-        blocks = (block for part in parts.values() for block in blocks_of(source, *part))
-        for filled in in_order(fill, blocks, workers):
-            data = filled.block.read()
-            hashed.update(data)
+        fill = partial(
+            fill_block, tables=external, is_rewarded=is_rewarded, reasoning=reasoning, seed=seed, without=without
+        )
+        for filled in in_order(fill, chain.from_iterable(parts.values()), workers):
+            data = filled.piece.block.read()
+            if filled.piece.counted:
+                hashed.update(data)
             bad_rows += filled.bad_rows
             problems += filled.problems[: SHOWN - len(problems)]
             if not bad_rows:
-                name = next(name for name, (first, end) in parts.items() if first <= filled.block.start < end)
-                splits[name].add(data, filled)
+                splits[filled.piece.split].add(data, filled)
                 placeholders += filled.placeholders
                 cleaned += filled.cleaned
         expected = hashes.get(source.name) if sample is None else None
@@ -332,6 +342,8 @@ def main(
     reasoning: Annotated[Reasoning | None, "a blend's reasoning option, as JSON", Reasoning.model_validate_json] = None,
     seed: Annotated[int, "of the choice of rows whose reasoning is cut"] = 0,
     workers: Annotated[int, "processes"] = default_workers(),
+    holdout_by: Annotated[HoldoutBy | None, "a blend's holdout_by option, as JSON", HOLDOUT_BY.validate_json] = None,
+    holdout_seed: Annotated[int, "of the rows held out at random"] = 0,
 ) -> None:
     """Write the splits of a blend, and the manifest."""
     record = read_if_there(source.with_name("record.json"), SourceRecord)
@@ -347,6 +359,8 @@ def main(
         reasoning=reasoning,
         seed=seed,
         workers=workers,
+        holdout_by=holdout_by,
+        holdout_seed=holdout_seed,
     )
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder

@@ -3,15 +3,18 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, model_validator
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.generated import GeneratedSource, Select, kind_of
 from scripts.recipe.source import Files, FolderSource, HubSource, Part, Reasoning, Rows, Share
-from scripts.recipe.strict import Amount, Name, Text, invalid, matching
+from scripts.recipe.strict import Amount, Name, Strict, Text, invalid, matching
 
 RowKey = matching(r"^[0-9a-f]{12}$")
 MMPR_HOLDOUT = 2000
+RANDOM = "random"
+CARRIED = "_holdout_by"
+"""The key of a composed row, until it is split, for the value of the column by which it is."""
 IMAGE_FILES = {
     "mmpr": ("meta.json", "annotations.zip", "images.zip"),
     "mmpr_tiny": ("mmpr_tiny.parquet", "images.zip"),
@@ -32,6 +35,33 @@ class Benchmark(Files):
     ngram: int = Field(8, ge=2, le=32, description="Words of an n-gram.")
     overlap: float = Field(0.5, ge=0, lt=1)
     """Leave out a row when more than this share of an instance's words stand in shared n-grams."""
+
+
+class HoldoutColumn(Strict):
+    """A column that tells which rows are held out.
+
+    With `value`: the rows that have it there, as a data set's own column split has. Without: `holdout` rows at random,
+    where rows with one value stay together, as all rows of a conversation or all answers to a prompt.
+    """
+
+    column: Text
+    value: str | int | float | bool | None = None
+    """Of the rows that validate; none: keep rows with one value together."""
+    test: str | int | float | bool | None = None
+    """Of the rows of the test split."""
+
+    @property
+    def left_out(self) -> str | None:
+        """The column where no row keeps it: one that names splits, or that only the split needs."""
+        return self.column if self.value is not None or self.column == CARRIED else None
+
+    def _refuse_misfits(self) -> None:
+        if self.test is not None and self.value is None:
+            raise invalid("test is a value of the column beside value, which is missing")
+
+
+HoldoutBy = Literal["random"] | HoldoutColumn
+HOLDOUT_BY: TypeAdapter[HoldoutBy] = TypeAdapter(HoldoutBy)
 
 
 class Blend(Rows):
@@ -68,9 +98,14 @@ class Blend(Rows):
     hallucinated_tools: bool = False
     """Synthesized: a spoilt answer to a task with tools calls a tool that is not declared."""
     holdout: Amount = 100
-    """The last N rows, or this share of all rows, become the validation split."""
+    """N rows, or this share of all rows, become the validation split: the last, unless `holdout_by` says otherwise."""
+    holdout_by: HoldoutBy | None = Field(
+        None,
+        description="Which rows are held out, if not the last: random, drawn by seed; {column: split, value: "
+        "validation}; or {column: conversation}, rows with one value together.",
+    )
     test: NonNegativeInt = 0
-    """The N rows before the validation split become a test split, for no training."""
+    """N more rows, by default those before the validation split, become a test split, for no training."""
     allow: list[RowKey] = Field([])
     """Bad rows to let pass, by the key that scripts.data.check prints."""
     missing_images: Share = 0.0
@@ -79,6 +114,26 @@ class Blend(Rows):
     """Leave out rows with an earlier row's prompt, or equal to an earlier row; white space does not count."""
     decontaminate: list[Benchmark] = Field([])
     """Leave out rows with prompts that overlap with benchmarks."""
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a test split."""
+        return bool(self.test) or (isinstance(self.holdout_by, HoldoutColumn) and self.holdout_by.test is not None)
+
+    @property
+    def holdout_column(self) -> str | None:
+        """The column that tells which rows are held out."""
+        return self.holdout_by.column if isinstance(self.holdout_by, HoldoutColumn) else None
+
+    @property
+    def holdout_options(self) -> list[str]:
+        """The filler's options of `holdout_by`; a composed row carries the column's value under another key."""
+        by = self.holdout_by
+        if by is None:
+            return []
+        if self.is_composed and isinstance(by, HoldoutColumn):
+            by = by.model_copy(update={"column": CARRIED})
+        return ["--holdout-by", HOLDOUT_BY.dump_json(by).decode(), "--holdout-seed", str(self.seed)]
 
     @property
     def generated(self) -> GeneratedSource | None:
@@ -133,6 +188,7 @@ class Blend(Rows):
 
     def _refuse_misfits(self) -> None:
         self._is_generated_whole()
+        self._holds_out_one_way()
         if self.reasoning is not None and self.kind != "demonstrations":
             raise invalid("reasoning is for demonstrations; leave it out")
         names = [benchmark.name for benchmark in self.decontaminate]
@@ -157,6 +213,17 @@ class Blend(Rows):
         if isinstance(self.holdout, float) or (self.format == "mmpr" and self.holdout != MMPR_HOLDOUT) or self.test:
             rows = MMPR_HOLDOUT if self.format == "mmpr" else "the stage's data.val_size"
             raise invalid(f"{self.format} is split by NeMo-RL itself: holdout must be {rows}, and test left out")
+
+    def _holds_out_one_way(self) -> None:
+        """Refuse a number of rows beside a column whose value chooses them, and a choice that NeMo-RL makes itself."""
+        if self.holdout_by is None:
+            return
+        if self.format != "jsonl":
+            raise invalid(f"{self.format} is split by NeMo-RL itself; leave holdout_by out")
+        by_value = isinstance(self.holdout_by, HoldoutColumn) and self.holdout_by.value is not None
+        given = sorted({"holdout", "test"} & self.model_fields_set)
+        if by_value and given:
+            raise invalid(f"holdout_by names the rows by a column's value; leave {given[0]} out")
 
     def _is_generated_whole(self) -> None:
         """Refuse settings of published rows in a generated blend, and selection in others."""

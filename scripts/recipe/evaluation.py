@@ -120,7 +120,7 @@ class Evaluation(Sampling):
 
     def tested_blends(self, recipe: "Recipe") -> list[str]:
         """Return the blends of the scored test rows; none without `test`."""
-        return [name for name in self.blends_in(recipe) if self.test and recipe.blends[name].test]
+        return [name for name in self.blends_in(recipe) if self.test and recipe.blends[name].has_test]
 
     def tested_stages(self, recipe: "Recipe") -> list[str]:
         """Return the chain's ends, scored on test rows: stages and choices, no variant of a sweep."""

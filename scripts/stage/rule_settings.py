@@ -176,6 +176,8 @@ def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
         manifest = data / name / "manifest.json"
         values = blend.model_dump(mode="json", include=SPLITTING) | {"names_environments": blend.names_environments}
         values |= {"seed": recipe.seed or 0} if blend.reasoning else {}
+        if blend.holdout_by:
+            values |= blend.model_dump(mode="json", include={"holdout_by"}) | {"holdout_seed": blend.seed}
         is_other = partial(_is_other_split, blend, manifest)
         found[f"fill/{name}"] = RuleSettings(values, [manifest], is_other, manifest.with_name("made_from.json"))
         checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
@@ -200,7 +202,8 @@ def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSetti
 
 def _published(recipe: Recipe, blend: Blend) -> Settings:
     """Settings of a blend that decide its file in the source."""
-    keys = COMPOSED if blend.is_composed else SYNTHESIZED if recipe.is_synthetic(blend) else PUBLISHED
+    carried = {"holdout_by"} if blend.holdout_column else set()
+    keys = COMPOSED | carried if blend.is_composed else SYNTHESIZED if recipe.is_synthetic(blend) else PUBLISHED
     return blend.model_dump(mode="json", include=keys, exclude_defaults=True)
 
 
@@ -236,6 +239,8 @@ def _is_other_split(blend: Blend, path: Path) -> bool:
     manifest = read_if_there(path, Manifest)
     if manifest is None:
         return False
+    if blend.holdout_by is not None:
+        return True  # of an earlier commit, which held out the last rows
     is_sample = any(part.startswith("sample-") for part in path.parts)
     held_out, tested = manifest["validation"].get("rows"), manifest.get("test", {}).get("rows", 0)
     if is_sample or held_out is None:

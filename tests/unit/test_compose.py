@@ -15,8 +15,9 @@ from pyarrow import csv
 from scripts.data.check import Rules, check_files
 from scripts.data.compose import write_blend
 from scripts.data.download import fetch_source
+from scripts.data.fill import fill_blend
 from scripts.data.published import PublishedFile
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import HOLDOUT_BY, Blend
 from scripts.recipe.load import load_recipe
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.registry import score, scores
@@ -306,6 +307,26 @@ def test_shuffled_rows_are_the_same_ones_in_an_order_of_their_own(composed):
     plain, mixed, again = (composed(rows, columns="gsm8k", shuffle=shuffle)[0] for shuffle in (False, True, True))
     questions = [row["question"] for row in plain]
     assert mixed == again != plain and sorted(row["question"] for row in mixed) == sorted(questions)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("deduplicate", [None, "row"])
+def test_rows_are_held_out_by_a_column_that_no_field_is_made_of(name, deduplicate, composed, tmp_path):
+    rows = [
+        {"question": f"{number}?", "answer": "1", "part": "dev" if number % 4 == 0 else "a"} for number in range(12)
+    ]
+    by = {"column": "part", "value": "dev"}
+    options = {"kind": "demonstrations", "filter": [["answer", "==", "1"]], "deduplicate": deduplicate}
+    blend = Blend.model_validate({"file": name, "holdout_by": by, **options})
+    composed(rows, name, holdout_by=by, **options)
+    holdout_by = HOLDOUT_BY.validate_json(blend.holdout_options[1])
+    fill_blend(tmp_path / "blend.jsonl", tmp_path, tmp_path / "out", is_rewarded=False, holdout_by=holdout_by)
+    kept = [json.loads(line) for line in (tmp_path / "out/val-split.jsonl").read_text().splitlines()]
+    assert [row["messages"][0]["content"] for row in kept] == ["0?", "4?", "8?"]
+    assert {*kept[0]} == {"messages"}
+    misnamed = by | {"column": "prt"}
+    assert "has no column prt; did you mean part?" in refusal(composed, rows, name, holdout_by=misnamed, **options)
+    assert Blend(file=name, holdout_by="random").is_composed == Blend(file=name).is_composed
 
 
 def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):

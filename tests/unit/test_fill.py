@@ -3,6 +3,7 @@
 import json
 import random
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from scripts.data.placeholders import TABLES, ExternalTables, PlaceholderError, 
 from scripts.data.source_record import describe_file, xxh3_file
 from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.recipe.blend import RANDOM, HoldoutColumn
 from scripts.recipe.source import Reasoning
 from scripts.rows import jsonl
 from tests import programs
@@ -510,3 +512,103 @@ def test_demonstrations_lose_the_reasoning_that_the_blend_says(shared_tables, wr
     stripped = [row for row in rows if row["messages"][-1]["content"] == "<think></think>so"]
     assert 70 < len(stripped) < 130
     assert [row for row in rows if row not in stripped] == [row(n) for n in range(199) if row(n) in rows]
+
+
+def numbered(count: int, **column) -> list[bytes]:
+    """Rows with a number each, and with what functions of the number say of other keys."""
+    rows = (
+        {"messages": [{"role": "user", "content": str(n)}]} | {k: f(n) for k, f in column.items()} for n in range(count)
+    )
+    return [json.dumps(row).encode() for row in rows]
+
+
+def split_by(lines, tmp_path, by, holdout=100, **options):
+    """The numbers of the rows in each split, and the splits' rows."""
+    source, output = tmp_path / "rows.jsonl", tmp_path / "splits"
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    manifest = fill_blend(source, tmp_path / "none", output, holdout, is_rewarded=False, holdout_by=by, **options)
+    found = {}
+    for name, file in FILES.items():
+        if (output / file).exists():
+            rows = [json.loads(line) for line in (output / file).read_text().splitlines()]
+            assert manifest[name]["rows"] == len(rows)
+            found[name] = [int(row["messages"][0]["content"]) for row in rows], rows
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("block", [64, 1 << 20])
+def test_rows_held_out_at_random_come_from_the_whole_file_and_keep_its_order(tmp_path, monkeypatch, block, workers):
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", block)
+    lines = numbered(1000)
+    lines.insert(500, b"")
+    found = split_by(lines, tmp_path, RANDOM, holdout=100, test=50, workers=workers)
+    numbers = {name: rows for name, (rows, _) in found.items()}
+    assert {name: len(rows) for name, rows in numbers.items()} == {"train": 850, "validation": 100, "test": 50}
+    assert sorted(chain.from_iterable(numbers.values())) == list(range(1000))
+    assert all(rows == sorted(rows) for rows in numbers.values())
+    quarters = [sum(250 * q <= row < 250 * (q + 1) for row in numbers["validation"]) for q in range(4)]
+    assert min(quarters) > 10
+    again = split_by(lines, tmp_path, RANDOM, holdout=100, test=60)
+    assert again["validation"] == found["validation"] and {*numbers["test"]} < {*again["test"][0]}
+    assert split_by(lines, tmp_path, RANDOM, holdout=100, holdout_seed=1)["validation"] != found["validation"]
+    assert len(split_by(lines, tmp_path, RANDOM, holdout=0.2)["validation"][0]) == 200
+
+
+def test_rows_are_held_out_by_the_value_of_a_column_which_no_row_keeps(tmp_path):
+    lines = numbered(30, split=lambda n: ("train", "validation", "test")[n % 10 % 3] if n % 10 else None)
+    lines[4] = lines[4].replace(b'"content": "4"', b'"content":   "4"')
+    by = HoldoutColumn(column="split", value="validation", test="test")
+    found = split_by(lines, tmp_path, by)
+    assert found["validation"][0] == [n for n in range(30) if n % 10 in (1, 4, 7)]
+    assert found["test"][0] == [n for n in range(30) if n % 10 in (2, 5, 8)]
+    assert found["train"][0] == [n for n in range(30) if n % 10 in (0, 3, 6, 9)]
+    assert all(row.keys() == {"messages"} for _, rows in found.values() for row in rows)
+    assert b'"content":   "4"' in (tmp_path / "splits" / FILES["validation"]).read_bytes()
+    numbers = numbered(10, fold=lambda n: n % 5)
+    assert split_by(numbers, tmp_path, HoldoutColumn(column="fold", value=0))["validation"][0] == [0, 5]
+
+
+def test_rows_with_one_value_of_a_column_stay_together(tmp_path):
+    lines = numbered(300, chat=lambda n: {"id": n // 3})
+    found = split_by(lines, tmp_path, HoldoutColumn(column="chat"), holdout=50, test=20)
+    chats = {name: {n // 3 for n in rows} for name, (rows, _) in found.items()}
+    assert [len(found[name][0]) for name in ("validation", "test")] == [48, 18]
+    assert len(set.union(*chats.values())) == sum(map(len, chats.values())) == 100
+    assert "chat" in found["train"][1][0]
+    # a row without a value is a group of its own, and a group that is too large is passed over
+    lines = numbered(100, chat=lambda n: None if n < 10 else "one")
+    found = split_by(lines, tmp_path, HoldoutColumn(column="chat"), holdout=5)
+    assert len(found["validation"][0]) == 5 and max(found["validation"][0]) < 10
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        (
+            HoldoutColumn(column="split", value="val"),
+            r"no row has val in split .* its values are a \(6 rows\), b \(4 rows",
+        ),
+        (HoldoutColumn(column="part", value="val"), r"no row has val in part .*; no row has a value there"),
+        (HoldoutColumn(column="part"), "no row has a value in part .*, which keeps rows together"),
+        (HoldoutColumn(column="split"), "2 groups of rows by split .*, the smallest of 4 rows, and none fits"),
+        (RANDOM, None),
+        (HoldoutColumn(column="all", value="x"), "takes every row by all .*, and leaves none to train on"),
+    ],
+)
+def test_a_choice_of_rows_that_cannot_be_made_is_refused_in_one_sentence(tmp_path, by, says):
+    lines = numbered(10, split=lambda n: "a" if n < 6 else "b", all=lambda n: "x")
+    if says is None:
+        with pytest.raises(UserError, match="10 rows and a holdout of 10 leave no row to train on"):
+            split_by(lines, tmp_path, by, holdout=10)
+        return
+    with pytest.raises(UserError, match=says):
+        split_by(lines, tmp_path, by, holdout=3)
+    assert not (tmp_path / "splits" / FILES["train"]).exists()
+
+
+def test_a_bad_row_is_named_by_its_line_however_rows_are_held_out(tmp_path):
+    lines = numbered(40)
+    lines[17] = b'{"messages": ['
+    with pytest.raises(UserError, match=r"rows.jsonl:18: not valid JSON"):
+        split_by(lines, tmp_path, RANDOM, holdout=10)

@@ -4,7 +4,6 @@ The file is ``<stage>/tokens/<key>/rows.arrow``. The key hashes split, number of
 chat template, settings, code and libraries. A stage keeps the rows of its last training.
 """
 
-import hashlib
 import inspect
 import math
 import shutil
@@ -15,7 +14,6 @@ from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
@@ -27,6 +25,7 @@ from scripts.backends.trl.tokenization import lines_of
 from scripts.errors import UserError
 from scripts.records import Manifest, read_record
 from scripts.rows import examples, kinds, messages, prompts
+from scripts.rows.random_order import random_order
 
 BATCH = 128
 PROGRESS_SECONDS = 20.0
@@ -38,14 +37,11 @@ def epochs_in_random_order(rows: int, count: int, seed: int) -> list[int]:
     """Return the places of `count` rows to train on, of a split of `rows`: epoch after epoch, the last one cut short.
 
     Each epoch has every row once. Its order follows from the seed and the epoch's number alone, so it is the same for
-    any number of processes and after any resume. Random bits are drawn and sorted here, since NumPy promises the
-    same bits in every version, but no such promise covers its permutations.
+    any number of processes and after any resume.
     """
     places: list[int] = []
     for epoch in range(math.ceil(count / rows)):
-        digest = hashlib.sha256(f"order of rows, seed {seed}, epoch {epoch}".encode()).digest()
-        random_bits = np.random.PCG64(int.from_bytes(digest)).random_raw(rows)
-        places += np.argsort(random_bits, kind="stable").tolist()
+        places += random_order(rows, f"order of rows, seed {seed}, epoch {epoch}").tolist()
     return places[:count]
 
 
