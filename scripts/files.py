@@ -17,6 +17,9 @@ from typing import Any, BinaryIO
 from scripts.errors import UserError, explain_refusal
 from scripts.processes import is_running, process_mark
 
+POINTER = b"version https://git-lfs.github.com/spec/v1"
+"""How git-lfs begins the file that it leaves in place of a large one."""
+
 
 def amount(count: float) -> str:
     """Return a number of bytes for people."""
@@ -230,6 +233,17 @@ def file_inside(folder: Path, name: str) -> Path:
             "the file belongs there"
         )
     return folder / name
+
+
+def refuse_pointer(path: Path) -> None:
+    """Raise UserError for a file that is git-lfs's pointer to its content, which was never fetched."""
+    with path.open("rb") as file:
+        head = file.read(len(POINTER))
+    if head == POINTER:
+        raise UserError(
+            f"{path}: is a git-lfs pointer, a few lines in place of the file's content; run `git lfs pull` in "
+            f"{path.parent}"
+        )
 
 
 def link_or_copy(source: Path | str, target: Path | str) -> None:

@@ -199,7 +199,8 @@ def _batches(
                 for rows in mappings:
                     wanted.update(Mapper(rows, kind, names, is_table=True).needed)
             except Misfit as error:
-                raise UserError(f"{file.shown}: {error}") from None
+                hint = f"; {seen}" if (seen := file.csv_hint()) else ""
+                raise UserError(f"{file.shown}: {error}{hint}") from None
         yield from file.batches(wanted)
 
 

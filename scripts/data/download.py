@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -13,14 +13,22 @@ from huggingface_hub import constants
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
 from scripts.data.conversations import Misfit
-from scripts.data.data_files import CARD, files_named, files_of_split
+from scripts.data.data_files import FileSet, Listing, files_named, files_of_split
 from scripts.data.hub import download, near, open_snapshot
 from scripts.data.placeholders import TABLES, ExternalTable
-from scripts.data.published import PublishedFile
+from scripts.data.published import PublishedFile, Reading
 from scripts.data.shapes import Mapper
 from scripts.data.source_record import describe_file, files_below
 from scripts.errors import UserError
-from scripts.files import copy_file, explain_write_errors, file_inside, link_or_copy, replace_directory, write_json
+from scripts.files import (
+    copy_file,
+    explain_write_errors,
+    file_inside,
+    link_or_copy,
+    refuse_pointer,
+    replace_directory,
+    write_json,
+)
 from scripts.program import run_command_line
 from scripts.recipe.blend import Benchmark, Blend
 from scripts.recipe.load import load_recipe
@@ -42,6 +50,7 @@ class Wanted:
     source: HubSource | FolderSource
     file: str
     target: str | None = None
+    reading: Reading = field(default_factory=Reading)
 
 
 def name_of(source: HubSource | FolderSource) -> str:
@@ -71,7 +80,10 @@ class Fetcher:
     def bring(self, wanted: list[Wanted]) -> list[PublishedFile]:
         """Fetch files that are read where they lie."""
         self.fetch([item for item in wanted if item not in self.brought])
-        return [PublishedFile(self.brought[item][0], str(Path(name_of(item.source), item.file))) for item in wanted]
+        return [
+            PublishedFile(self.brought[item][0], str(Path(name_of(item.source), item.file)), item.reading)
+            for item in wanted
+        ]
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """Return the record of a fetched source: its name and revision."""
@@ -101,13 +113,14 @@ class Fetcher:
         if not path.is_file():
             hint = near(item.file, sorted(files_below(folder)))
             raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
-        with path.open("rb"):
-            return path
+        refuse_pointer(path)
+        return path
 
     def _place(self, found: tuple[Wanted, Path | None]) -> None:
         (item, path), described = found, None
         if path is None:
             path, described = download(self.snapshot(item.source), item.file)
+            refuse_pointer(path)
         if item.target is None:
             self.brought[item] = path, described or describe_file(path)
             return
@@ -145,7 +158,6 @@ def fetch_source(
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
     synthetic = {name: blend for name, blend in recipe.fetched.items() if recipe.is_synthetic(blend)}
     own = {name: blend for name, blend in recipe.fetched.items() if name not in synthetic}
-    linked = {name: blend.source or recipe.source for name, blend in own.items() if not blend.is_composed}
     record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:
         if synthetic:
@@ -154,6 +166,11 @@ def fetch_source(
             record = synthesize(recipe.model_copy(update={"blends": synthetic}), fresh)
         (fresh / "tables").mkdir(exist_ok=True)
         fetcher = Fetcher(fresh)
+        linked = {
+            name: blend.source or recipe.source
+            for name, blend in own.items()
+            if _is_linked(name, blend, recipe, fetcher)
+        }
         fetcher.fetch(
             [
                 Wanted(source, file, target)
@@ -162,7 +179,7 @@ def fetch_source(
             ]
         )
         for name, blend in own.items():
-            if blend.is_composed or _has_a_shape_of_its_own(fresh / f"{name}.jsonl", blend):
+            if name not in linked or _has_a_shape_of_its_own(fresh / f"{name}.jsonl", blend):
                 record["blends"][name] = compose(name, blend, recipe, fetcher, workers)
             else:
                 record["blends"][name] = fetcher.origin(linked[name])
@@ -186,10 +203,24 @@ def fetch_source(
         write_json(fresh / "record.json", record)
 
 
+def _is_linked(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher) -> bool:
+    """Whether a blend is a file of its source as it is; without that file, a source that is its own is a data set."""
+    if blend.is_composed:
+        return False
+    source = blend.source or recipe.source
+    sharing = [each for each in recipe.fetched.values() if (each.source or recipe.source) == source]
+    if blend.file or blend.format != "jsonl" or len(sharing) > 1:
+        return True
+    return f"{name}.jsonl" in fetcher.names(source)
+
+
 def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
-    """Whether a linked file of JSON lines has rows of a known shape other than the blend's."""
+    """Whether a linked file of JSON lines has rows of a known shape other than the blend's, or is a list."""
     if blend.format != "jsonl":
         return False
+    with path.open("rb") as file:
+        if file.read(100).lstrip().startswith(b"["):
+            return True
     try:
         row = next(read_rows(path))[2]
         Mapper(Rows(), blend.kind, tuple(row), is_table=False)
@@ -201,10 +232,10 @@ def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
 
 def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int) -> dict[str, Any]:
     """Compose a blend of columns; return its record."""
-    wanted = [_wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
+    wanted = [wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
     files = [[fetcher.bring(files) for files in sets] for sets in wanted]
     path = fetcher.directory / f"{name}.jsonl"
-    benchmarks = [(given, _wanted_files(given.name, given, recipe, fetcher)) for given in blend.decontaminate]
+    benchmarks = [(given, wanted_files(given.name, given, recipe, fetcher)) for given in blend.decontaminate]
     instances = {
         given.name: (_instances(given, sets, fetcher), given.ngram, given.overlap) for given, sets in benchmarks
     }
@@ -233,15 +264,19 @@ def lacking_files(recipe: Recipe) -> Iterator[str]:
     """Yield a line for each mistake in the folders of this machine that blends are to come from."""
     fetcher, said = Fetcher(Path()), dict[str, list[str]]()
     for name, blend in recipe.fetched.items():
-        parts = [] if recipe.is_synthetic(blend) else blend.parts() if blend.is_composed else [blend]
+        if recipe.is_synthetic(blend):
+            continue
+        parts = blend.parts() if blend.is_composed else [blend]
         for part in [*parts, *blend.decontaminate]:
             source = part.source or recipe.source
             if not isinstance(source, FolderSource):
                 continue
             try:
-                sets = _wanted_files(getattr(part, "name", name), part, recipe, fetcher) if blend.is_composed else []
-                linked = [Wanted(source, file) for file in blend.published_files(name).values()]
-                for item in [item for files in sets for item in files] or linked:
+                if part is blend and _is_linked(name, blend, recipe, fetcher):
+                    sets = [[Wanted(source, file) for file in blend.published_files(name).values()]]
+                else:
+                    sets = wanted_files(getattr(part, "name", name), part, recipe, fetcher)
+                for item in [item for files in sets for item in files]:
                     if not fetcher.find(item).stat().st_size:
                         raise UserError(f"{source.path}/{item.file}: the file is empty; a blend is made of rows")
             except UserError as error:
@@ -256,7 +291,7 @@ def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
     return fetcher.origin(files[0].source) | {"files": hashes}
 
 
-def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
+def wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
     """Return the sets of files of a part of a blend: a set for each name or split."""
     source = part.source or recipe.source
     whole, where = source.whole(), name_of(source)
@@ -265,11 +300,17 @@ def _wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> l
     if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:
         patterns = f"{name}.jsonl"
     if patterns:
-        sets = [files_named(each, names, where) for each in ([patterns] if isinstance(patterns, str) else patterns)]
+        listed = [patterns] if isinstance(patterns, str) else patterns
+        sets = [FileSet(files_named(each, names, where)) for each in listed]
     else:
-        card = fetcher.bring([Wanted(whole, CARD)])[0].path.read_text("utf-8", "replace") if CARD in names else ""
-        sets = files_of_split(names, card, source.subset, source.split, where)
-    return [[Wanted(whole, file) for file in files] for files in sets]
+        listing = Listing(where, names, lambda file: _text_of(Wanted(whole, file), fetcher))
+        sets = files_of_split(listing, source.subset, source.split)
+    return [[Wanted(whole, file, reading=found.reading) for file in found.files] for found in sets]
+
+
+def _text_of(item: Wanted, fetcher: Fetcher) -> str:
+    """Return the text of a small file of a source."""
+    return fetcher.bring([item])[0].path.read_text("utf-8", "replace")
 
 
 def tables_named(path: Path) -> set[ExternalTable]:

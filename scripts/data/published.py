@@ -1,9 +1,14 @@
-"""Read published rows in batches: Parquet, CSV, TSV, JSON lines or a JSON list, compressed (.gz, .zst, .bz2) or not."""
+"""Read published rows in batches: Parquet, Arrow, CSV, TSV, JSON lines or a JSON list, compressed or not.
+
+`datasets` finds the files (data_files.py) and does not read them: it makes dates and numbers of texts in JSON and CSV,
+gives all rows the keys of any, and does not say on which line of which file a row stands. Here CSV is all texts.
+"""
 
 import codecs
+import json
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,19 +24,50 @@ from scripts.rows.bounds import bounded
 from scripts.rows.jsonl import LONGEST_LINE, RowError, row_or_error
 
 Row = dict[str, Any]
-FORMATS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+FORMATS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+"""The ends of names that tell a format, and the format."""
 PACKED = (".gz", ".zst", ".bz2")
 ROWS = 1024
 BYTES = 1 << 20
 BATCH_BYTES = 16 * BYTES
+MOST_OF_A_HEADER, LONGEST_NAME = 1 << 16, 80
+SEPARATORS = (",", ";", "\t", "|")
+INDEXED = b"ARROW1"
+"""How an Arrow file with an index of its batches begins; a stream does not."""
 LARGEST_READ = 8 << 30  # most memory for a page of Parquet, the rows of a batch, or a list in JSON
 
 
 def format_of(name: str) -> str | None:
-    """Return a file's format by name, one of FORMATS, or None."""
+    """Return the end of a file's name that tells its format, one of FORMATS, or None."""
     for packed in PACKED:
         name = name.removesuffix(packed)
     return next((suffix for suffix in FORMATS if name.endswith(suffix)), None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the card of a data set says that its files are written; none of it: as their names tell."""
+
+    separator: str | None = None
+    """Of CSV; None: a comma, or a tab in .tsv."""
+    columns: tuple[str, ...] = ()
+    """The names of the columns of CSV, or the only columns to read of Parquet; none: those of the file."""
+    has_header: bool = True
+    """Whether the first line of CSV names the columns."""
+    field: str | None = None
+    """Of JSON: the key of the one object whose list holds the rows."""
+
+
+class Elements(list[bytes]):
+    """Rows of a list in JSON, which stand on no lines of their own."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +80,17 @@ class Batch:
 
     def place(self, index: int) -> str:
         """Return a row's place for messages."""
-        before = ":" if isinstance(self.content, list) else ": row "
+        has_lines = isinstance(self.content, list) and not isinstance(self.content, Elements)
+        before = ":" if has_lines else ": row "
         return f"{self.shown}{before}{self.first + index}"
 
     @cached_property
     def rows(self) -> list[Row | RowError]:
         """The rows; a RowError for a broken line."""
-        lines = self.content
         with bounded(self.shown, 0, LARGEST_READ):
-            return [row_or_error(line) for line in lines] if isinstance(lines, list) else lines.to_pylist()
+            if isinstance(self.content, list):
+                return [row_or_error(line) for line in self.content]
+            return _rows_of(self.content)
 
     def require(self, columns: Collection[str]) -> None:
         """UserError for a column that no row has."""
@@ -67,6 +105,7 @@ class PublishedFile:
 
     path: Path
     shown: str
+    reading: Reading = field(default_factory=Reading)
 
     @property
     def format(self) -> str:
@@ -81,16 +120,42 @@ class PublishedFile:
         with self._reading():
             if self.format == ".parquet":
                 names = pq.read_schema(self.path).names
-            elif self.format in (".csv", ".tsv"):
+                names = [name for name in names if name in self.reading.columns] or names
+            elif self.format == ".arrow":
+                with _arrow_batches(self.path) as (schema, _):
+                    names = schema.names
+            elif FORMATS[self.format] == "csv":
                 with pa.input_stream(self.path) as head:
-                    names = _csv_reader(head, self.format).schema.names
+                    names = _csv_reader(head, self).schema.names
         if twice := next((name for name in names or () if names.count(name) > 1), None):
-            raise UserError(f"{self.shown}: has two columns {twice}; rename one")
+            hint = f"; or {missing}" if (missing := self.csv_hint()) else ""
+            raise UserError(f"{self.shown}: has two columns {twice}; rename one{hint}")
         return names
 
+    def csv_hint(self) -> str:
+        """Return what the first line of CSV shows of another separator, or of a missing header; else nothing."""
+        if FORMATS[self.format] != "csv" or self.reading != Reading():
+            return ""
+        with pa.input_stream(self.path) as file:
+            first = file.read(MOST_OF_A_HEADER).partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
+        separator = "\t" if self.format == ".tsv" else ","
+        other = max(SEPARATORS, key=first.count)
+        if first.count(other) > first.count(separator) and other != separator:
+            return (
+                f"its first line has {other!r} where {separator!r} separates columns: write the file with "
+                f"{separator!r}, or set sep: {other!r} in the configs of a README.md next to it"
+            )
+        names = [name.strip().strip('"') for name in first.split(separator)]
+        if any(_is_value(name) for name in names):
+            return (
+                f"its first line looks like a row, not like names of columns ({first[:80]}): add a line with the names"
+            )
+        return ""
+
     def batches(self, columns: Collection[str]) -> Iterator[Batch]:
-        """Yield the rows in order; of Parquet only existing `columns`, or all if none is named."""
-        reader, first = {".parquet": _parquet, ".csv": _csv, ".tsv": _csv}.get(self.format, _lines), 1
+        """Yield the rows in order; of Parquet and Arrow only existing `columns`, or all if none is named."""
+        reader = {"parquet": _parquet, "arrow": _arrow, "csv": _csv, "json": _lines}[FORMATS[self.format]]
+        first = 1
         with self._reading():
             contents = reader(self, columns)
             while True:
@@ -104,40 +169,118 @@ class PublishedFile:
     def _reading(self) -> Iterator[None]:
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{self.shown}: cannot be read as {self.format[1:]}: {error}") from None
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            hint = f"; {missing}" if isinstance(error, pa.ArrowInvalid) and (missing := self.csv_hint()) else ""
+            raise UserError(f"{self.shown}: cannot be read as {self.format[1:]}: {error}{hint}") from None
+
+
+# --- tables ---
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into pieces of at most about BATCH_BYTES and ROWS."""
+    rows = max(1, len(batch) * BATCH_BYTES // max(1, batch.nbytes))
+    rows = min(rows, ROWS)
+    yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
+
+
+def _rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """Return the rows of a table; values that `datasets` keeps as JSON become what they mean."""
+    rows = batch.to_pylist()
+    for column in batch.schema:
+        if _holds_json(column.type):
+            for row in rows:
+                row[column.name] = _parsed(row[column.name], column.type)
+    return rows
+
+
+def _holds_json(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.JsonType):
+        return True
+    return any(_holds_json(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _parsed(value: Any, kind: pa.DataType) -> Any:
+    """Return a value with all parts of Arrow's type JSON parsed."""
+    if value is None:
+        return None
+    if isinstance(kind, pa.JsonType):
+        return json.loads(value)
+    if pa.types.is_struct(kind):
+        return {part.name: _parsed(value[part.name], part.type) for part in kind}
+    if isinstance(value, list) and kind.num_fields == 1:
+        return [_parsed(each, kind.field(0).type) for each in value]
+    return value
 
 
 def _parquet(published: PublishedFile, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(published.path, pre_buffer=False, buffer_size=BYTES) as file:
-        names = [name for name in file.schema_arrow.names if name in columns] or None
-        for batch in file.iter_batches(batch_size=ROWS, columns=names, use_threads=False):
-            rows = max(1, len(batch) * BATCH_BYTES // max(1, batch.nbytes))
-            yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
+        there = [name for name in file.schema_arrow.names if name in columns]
+        for batch in file.iter_batches(batch_size=ROWS, columns=there or None, use_threads=False):
+            yield from _pieces(batch)
+
+
+def _arrow(published: PublishedFile, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    with _arrow_batches(published.path) as (schema, batches):
+        there = [name for name in schema.names if name in columns] or schema.names
+        for batch in batches:
+            batch.validate(full=True)  # a damaged one could lead the reader out of its memory
+            yield from _pieces(batch.select(there))
+
+
+@contextmanager
+def _arrow_batches(path: Path) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Open an Arrow file, a stream as `datasets` writes it or of the format with an index; yield schema and batches."""
+    with pa.input_stream(path) as file:
+        head = file.read(len(INDEXED))
+    if head == INDEXED:
+        with pa.memory_map(str(path)) as file:
+            reader = pa.ipc.open_file(file)
+            yield reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
+        return
+    with pa.input_stream(path) as file:
+        reader = pa.ipc.open_stream(file)
+        yield reader.schema, iter(reader)
 
 
 def _csv(published: PublishedFile, _columns: Collection[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(published.path) as file:
-        for batch in _csv_reader(file, published.format, published.columns()):
+        for batch in _csv_reader(file, published, published.columns()):
             yield from (batch.slice(start, ROWS) for start in range(0, len(batch), ROWS))
 
 
-def _csv_reader(file: pa.NativeFile, kind: str, names: Collection[str] = ()) -> csv.CSVStreamingReader:
+def _csv_reader(file: pa.NativeFile, published: PublishedFile, names: Collection[str] = ()) -> csv.CSVStreamingReader:
     """Read all columns as texts, since a file does not say whether 007 is a number."""
+    reading = published.reading
+    separator = reading.separator or ("\t" if published.format == ".tsv" else ",")
+    skipped = 1 if reading.columns and reading.has_header else 0
     return csv.open_csv(
         file,
-        csv.ReadOptions(use_threads=False, block_size=BATCH_BYTES),
-        csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",", newlines_in_values=True),
+        csv.ReadOptions(
+            use_threads=False, block_size=BATCH_BYTES, column_names=[*reading.columns] or None, skip_rows=skipped
+        ),
+        csv.ParseOptions(delimiter=separator, newlines_in_values=True),
         csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False),
     )
+
+
+def _is_value(name: str) -> bool:
+    """Whether a name of a column can hardly be one: none, a number, or a sentence."""
+    is_number = name.removeprefix("-").replace(".", "", 1).isdigit()
+    is_sentence = len(name) > LONGEST_NAME or (name.count(" ") > 1 and name[-1:] in ".?!")
+    return not name or is_number or is_sentence
+
+
+# --- JSON ---
 
 
 def _lines(published: PublishedFile, _columns: Collection[str]) -> Iterator[list[bytes]]:
     shown = published.shown
     with pa.input_stream(published.path) as file:
         rest = file.read(BYTES).removeprefix(codecs.BOM_UTF8)
-        if published.format == ".json" and rest.lstrip().startswith(b"["):
-            yield from _list(b"".join([rest, *iter(lambda: file.read(BYTES), b"")]), shown)
+        if published.reading.field is not None or _is_one_value(rest):
+            text = b"".join([rest, *iter(lambda: file.read(BYTES), b"")])
+            yield from _elements(text, published)
             return
         while chunk := file.read(BYTES):
             *whole, rest = (rest + chunk).split(b"\n")
@@ -149,10 +292,30 @@ def _lines(published: PublishedFile, _columns: Collection[str]) -> Iterator[list
             yield [line.rstrip(b"\r") for line in rest.removesuffix(b"\n").split(b"\n")]
 
 
-def _list(text: bytes, shown: str) -> Iterator[list[bytes]]:
+def _is_one_value(start: bytes) -> bool:
+    """Whether JSON begins with a list, or with an object over several lines, whatever the file is called."""
+    start = start.lstrip()
+    first = start.partition(b"\n")[0]
+    is_over_lines = first.startswith(b"{") and first.rstrip().endswith((b"{", b"[", b",", b":"))
+    return start.startswith(b"[") or is_over_lines
+
+
+def _elements(text: bytes, published: PublishedFile) -> Iterator[Elements]:
+    """Yield the rows of a list in JSON, of the list under a key, or the one row that an object over lines is."""
+    field, is_list = published.reading.field, text.lstrip().startswith(b"[")
     try:
-        rows = msgspec.json.decode(text, type=list[msgspec.Raw])
+        if field is not None:
+            text = bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw])[field])
+            is_list = True
+        rows = (
+            msgspec.json.decode(text, type=list[msgspec.Raw])
+            if is_list
+            else [msgspec.json.decode(text, type=msgspec.Raw)]
+        )
+    except KeyError:
+        raise UserError(f"{published.shown}: has no key {field}, under which the card says that the rows are") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise UserError(f"{shown}: cannot be read as a list in JSON: {error}") from None
+        what = "a list" if is_list else "an object over several lines"
+        raise UserError(f"{published.shown}: cannot be read as {what} in JSON: {error}; write a row a line") from None
     for start in range(0, len(rows), ROWS):
-        yield [msgspec.json.format(bytes(row), indent=-1) for row in rows[start : start + ROWS]]
+        yield Elements(msgspec.json.format(bytes(row), indent=-1) for row in rows[start : start + ROWS])

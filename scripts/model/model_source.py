@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from scripts.errors import UserError
-from scripts.files import sha256_file, sha256_text, write_json
+from scripts.files import refuse_pointer, sha256_file, sha256_text, write_json
 from scripts.model.hugging_face import chosen_files, model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import read_if_there
@@ -40,7 +40,7 @@ def sync_source(model: PretrainedModel, directory: Path) -> None:
 
 
 def check_source(model: PretrainedModel, directory: Path) -> None:
-    """Raise UserError for a missing folder or template, or a folder that reads as a repository's name."""
+    """Raise UserError for a missing folder, file's content or template, or a folder that reads as a repository."""
     if model.folder is None and Path(model.name).is_dir():
         raise UserError(f"model.name: {model.name}: is a folder here; write ./{model.name}, or its whole path")
     if model.folder is not None and not model.folder.is_dir() and not (directory / "hf/record.json").exists():
@@ -50,6 +50,8 @@ def check_source(model: PretrainedModel, directory: Path) -> None:
         )
     if model.folder is not None and model.folder.is_dir():
         check_format(model.name, [path.name for path in model.folder.iterdir()])
+        for path in model_files(model.folder):
+            refuse_pointer(path)
     if model.chat_template is not None:
         template_of(model)
 

@@ -14,7 +14,7 @@ from resource import RLIMIT_AS, RUSAGE_SELF, getrlimit, getrusage
 
 import pytest
 
-from scripts.data.data_files import files_of_split
+from scripts.data.data_files import Listing, files_of_split
 from scripts.data.published import PublishedFile
 from scripts.data.shapes import Mapper
 from scripts.errors import LONGEST, UserError
@@ -415,7 +415,8 @@ CARDS = {
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 def test_a_damaged_data_card_is_fine_or_one_message(card, monkeypatch):
     monkeypatch.setattr("scripts.rows.bounds.SECONDS", 1)
-    found = tried(lambda: files_of_split(FILES, f"---\n{card}\n---\n", None, None, "org/set"), "org/set")
+    listing = Listing("org/set", FILES, lambda _: f"---\n{card}\n---\n")
+    found = tried(lambda: files_of_split(listing, None, None), "org/set")
     assert found.outcome != "failed", found.says
 
 
