@@ -27,6 +27,7 @@ rule source:
         + " --recipe {params.recipe:q} --output {params.directory:q}"
         + WORKERS
         + " 2> {log:q} && cp {input:q} {params.directory:q}/made_from.json"
+        + " && {{ grep ^warning: {log:q} >&2 || true; }}"
 
 
 def blends_of(format):
@@ -107,7 +108,8 @@ def check_of(wildcards):
     """The options of a blend's check: what its rows are, which they may be, and which bad ones may pass."""
     blend = RECIPE.blends[wildcards.blend]
     names = map(str, blend.environments)
-    return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow]
+    source = ["--source", f"{SOURCE}/{wildcards.blend}.jsonl"] if wildcards.blend in RECIPE.fetched else []
+    return ["--kind", blend.kind, "--environments", *names, "--allow", *blend.allow, *source]
 
 
 # What the rows must be can change (allow, environments) without a row changing: no training hangs on it. The manifest

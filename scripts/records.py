@@ -41,6 +41,8 @@ class Origin(TypedDict):
     revision: str
     composed: NotRequired[dict[str, Any]]
     generated: NotRequired[dict[str, Any]]
+    file: NotRequired[str]
+    unread: NotRequired[dict[str, dict[str, list[str]]]]
 
 
 class SourceRecord(TypedDict):
@@ -80,6 +82,7 @@ class Manifest(TypedDict):
     placeholders: NotRequired[dict[str, Count]]
     composed: NotRequired[dict[str, Any]]
     generated: NotRequired[dict[str, Any]]
+    unread: NotRequired[dict[str, dict[str, list[str]]]]
 
 
 class Facts(TypedDict):

@@ -13,7 +13,9 @@ from scripts.errors import LongError, UserError, shortened, warn
 from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
+from scripts.records import Manifest, SourceRecord, read_if_there
 from scripts.rows.jsonl import Block, RowError, blocks_of, environment_named, key_of, row_or_error
+from scripts.rows.keys import Unread, told_of, unread_keys
 from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 
@@ -55,6 +57,8 @@ class Tally:
     allowed: Counter[str] = field(default_factory=Counter)
     shown: list[tuple[int, str, str, str]] = field(default_factory=list)
     bad: int = 0
+    labels: Counter[bool] = field(default_factory=Counter)
+    unread: Unread = field(default_factory=Unread)
 
     def add(self, other: "Tally") -> None:
         """Add the tally of the rows that follow."""
@@ -64,6 +68,8 @@ class Tally:
         self.bad += other.bad
         self.environments += other.environments
         self.allowed += other.allowed
+        self.labels += other.labels
+        self.unread.add(other.unread)
 
     def refuse(self, key: str, environment: str | None, problem: str) -> None:
         """Count the latest row as bad."""
@@ -88,13 +94,19 @@ def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
                 tally.allowed[key] += 1
             else:
                 tally.refuse(key, environment, problem)
+        elif "label" in row:
+            tally.labels[row["label"]] += 1
         if environment is not None:
             tally.environments[environment] += 1
+        tally.unread.add(unread_keys(row, rules.kind.name))
     return block.path, tally
 
 
-def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tally]:
-    """Check files in several processes; UserError with the table of all bad rows, if any."""
+def check_files(files: list[Path], rules: Rules, workers: int, source: Path | None = None) -> dict[Path, Tally]:
+    """Check files in several processes; UserError with the table of all bad rows, if any.
+
+    With the blend's file in the source, rows are named by its lines.
+    """
     with files[0].open("rb") as lines:
         rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
         if rules.kind.form and (first := next((row for row in rows if isinstance(row, dict)), None)) is not None:
@@ -108,12 +120,27 @@ def check_files(files: list[Path], rules: Rules, workers: int) -> dict[Path, Tal
     for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
         warn(f"allow: no bad row has the key {key}; remove the key")
     if any(tally.bad for tally in tallies.values()):
-        raise LongError(_table(tallies))
+        raise LongError(_table(tallies, source))
+    if rules.kind.name == "unpaired":
+        _check_labels(files[0], tallies[files[0]])
     return tallies
 
 
-def _table(tallies: dict[Path, Tally]) -> str:
+def _check_labels(split: Path, tally: Tally) -> None:
+    """Raise UserError for a training split with one label only, of which nothing is preferred."""
+    if len(tally.labels) == 1 and tally.rows > 1:
+        (label,) = tally.labels
+        raise UserError(
+            f"{split}: all {tally.rows} rows have the label {str(label).lower()}; KTO compares wanted answers with "
+            "unwanted ones: add rows with the other label, or train wanted answers by SFT (kind: demonstrations)"
+        )
+
+
+def _table(tallies: dict[Path, Tally], source: Path | None) -> str:
     found = [(f"{file}:{line}", *told) for file, tally in tallies.items() for line, *told in tally.shown][:SHOWN]
+    if source is not None and source.is_file():
+        places = _places_in(source, {key for _, key, *_ in found})
+        found = [(places.get(key, place), key, *told) for place, key, *told in found]
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
     table = [("row", "key", "environment", "problem"), *found]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -125,10 +152,40 @@ def _table(tallies: dict[Path, Tally]) -> str:
     return "\n".join([f"{bad} of {rows} rows cannot be trained on:", *lines, *more, advice])
 
 
+def _places_in(source: Path, keys: set[str]) -> dict[str, str]:
+    """Return file and line in the source, under the name that the user gave the file, of the rows with these keys."""
+    record = read_if_there(source.with_name("record.json"), SourceRecord)
+    origin = record["blends"].get(source.stem, {}) if record else {}
+    if "file" not in origin:
+        return {}
+    places: dict[str, str] = {}
+    with source.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            key = key_of(line.rstrip(b"\r\n"))
+            if key in keys:
+                places.setdefault(key, f"{origin['file']}:{number}")
+    return places
+
+
+def unread_in(tallies: dict[Path, Tally]) -> dict[str, Unread]:
+    """Return the keys that nothing reads by file: of the published files if the manifest names them, or of the rows."""
+    first = next(iter(tallies))
+    manifest = read_if_there(first.with_name("manifest.json"), Manifest)
+    recorded = (manifest or {}).get("unread")
+    if recorded:
+        return {shown: Unread.of_record(keys) for shown, keys in recorded.items()}
+    found = Unread()
+    for tally in tallies.values():
+        found.add(tally.unread)
+    return {str(first): found} if found else {}
+
+
 def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
     """Return the record of the check, equal for equal rows."""
+    unread = {shown: keys.record() for shown, keys in unread_in(tallies).items()}
     return {
         "kind": rules.kind.name,
+        **({"unread": unread} if unread else {}),
         "rows": sum(tally.rows for tally in tallies.values()),
         "splits": {
             file.name: {
@@ -152,13 +209,16 @@ def main(
     environments: Annotated[list[str], "names that rows may bear (default: any)"] = (),
     allow: Annotated[list[str], "keys of bad rows to let pass"] = (),
     workers: Annotated[int, "processes"] = default_workers(),
+    source: Annotated[Path | None, "the blend's file in data/source, by whose lines bad rows are named"] = None,
     output: Annotated[Path | None, "check.json (default: only print the findings)"] = None,
 ) -> None:
     """Check the splits of a blend."""
     rules = Rules(KINDS[kind], frozenset(environments), frozenset(allow))
-    tallies = check_files(split, rules, max(1, workers))
+    tallies = check_files(split, rules, max(1, workers), source)
     for file, tally in tallies.items():
         print(f"{file}: {tally.rows} rows, {tally.allowed.total()} of them bad but allowed")
+    for line in told_of(unread_in(tallies)):
+        warn(line)
     if output is not None:
         write_json(output, describe(tallies, rules))
 

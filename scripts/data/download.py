@@ -12,14 +12,13 @@ from huggingface_hub import constants
 
 from scripts.data.clean import Cleaner
 from scripts.data.compose import write_blend
-from scripts.data.conversations import Misfit
 from scripts.data.data_files import FileSet, Listing, files_named, files_of_split
 from scripts.data.hub import download, near, open_snapshot
 from scripts.data.placeholders import TABLES, ExternalTable
 from scripts.data.published import PublishedFile, Reading
-from scripts.data.shapes import Mapper
+from scripts.data.readiness import unread_if_ready
 from scripts.data.source_record import describe_file, files_below
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.files import (
     copy_file,
     explain_write_errors,
@@ -33,10 +32,10 @@ from scripts.program import run_command_line
 from scripts.recipe.blend import Benchmark, Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.source import Files, FolderSource, HubSource, Rows
+from scripts.recipe.source import Files, FolderSource, HubSource
 from scripts.recipe.strict import nearest
-from scripts.rows.jsonl import RowError, blocks_of, read_rows, row_or_error
-from scripts.rows.kinds import KINDS
+from scripts.rows.jsonl import RowError, blocks_of, row_or_error
+from scripts.rows.keys import Unread, told_of
 from scripts.rows.parallel import default_workers
 
 PLACEHOLDER = "_hf_placeholder"
@@ -179,10 +178,8 @@ def fetch_source(
             ]
         )
         for name, blend in own.items():
-            if name not in linked or _has_a_shape_of_its_own(fresh / f"{name}.jsonl", blend):
-                record["blends"][name] = compose(name, blend, recipe, fetcher, workers)
-            else:
-                record["blends"][name] = fetcher.origin(linked[name])
+            is_linked = name in linked
+            record["blends"][name] = _made(name, blend, recipe, fetcher, workers, is_linked)
         rows = [fresh / f"{name}.jsonl" for name, blend in own.items() if blend.format == "jsonl"]
         named: set[ExternalTable] = set().union(*fetcher.map(tables_named, rows))
         if named and synthetic:
@@ -214,24 +211,30 @@ def _is_linked(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher) -> boo
     return f"{name}.jsonl" in fetcher.names(source)
 
 
-def _has_a_shape_of_its_own(path: Path, blend: Blend) -> bool:
-    """Whether a linked file of JSON lines has rows of a known shape other than the blend's, or is a list."""
-    if blend.format != "jsonl":
-        return False
-    with path.open("rb") as file:
-        if file.read(100).lstrip().startswith(b"["):
-            return True
-    try:
-        row = next(read_rows(path))[2]
-        Mapper(Rows(), blend.kind, tuple(row), is_table=False)
-    except (UserError, Misfit):
-        return False
-    is_ready = row.keys() & KINDS[blend.kind].fields and not isinstance(row.get("chosen"), list)
-    return not is_ready or "images" in row
+def _made(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int, is_linked: bool) -> dict[str, Any]:
+    """Compose a blend, or leave its linked file of ready rows; return the record, with the keys that nothing reads."""
+    linked = fetcher.directory / f"{name}.jsonl"
+    unread: dict[str, Unread] = {}
+    if is_linked and blend.format == "jsonl":
+        shown = str(Path(name_of(blend.source or recipe.source), blend.published_files(name)[linked.name]))
+        found = unread_if_ready(linked, blend, workers)
+        is_linked = found is not None
+        unread = {shown: found} if found else {}
+    if is_linked:
+        made = fetcher.origin(blend.source or recipe.source)
+        made |= {"file": shown} if blend.format == "jsonl" else {}
+    else:
+        made, unread = compose(name, blend, recipe, fetcher, workers)
+    for line in told_of(unread):
+        warn(line)
+    recorded = {shown: keys.record() for shown, keys in unread.items()}
+    return made | ({"unread": recorded} if recorded else {})
 
 
-def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int) -> dict[str, Any]:
-    """Compose a blend of columns; return its record."""
+def compose(
+    name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int
+) -> tuple[dict[str, Any], dict[str, Unread]]:
+    """Compose a blend of columns; return its record, and the keys that nothing reads by file."""
     wanted = [wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
     files = [[fetcher.bring(files) for files in sets] for sets in wanted]
     path = fetcher.directory / f"{name}.jsonl"
@@ -240,14 +243,14 @@ def compose(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: 
         given.name: (_instances(given, sets, fetcher), given.ngram, given.overlap) for given, sets in benchmarks
     }
     cleaner = Cleaner(blend.deduplicate, instances) if blend.deduplicate or benchmarks else None
-    counted = write_blend(blend, files, path, cleaner, workers)
+    counted, unread = write_blend(blend, files, path, cleaner, workers)
     fetcher.described[path.name] = describe_file(path)
     for given, sets in benchmarks:
         counted["decontaminated"][given.name] |= _origin(sets, fetcher)
     origins = [_origin(sets, fetcher) for sets in wanted]
     counted["sources"] = [origin | count for origin, count in zip(origins, counted["sources"], strict=True)]
     names, commits = zip(*dict.fromkeys((origin["source"], origin["revision"]) for origin in origins), strict=True)
-    return {"source": ", ".join(names), "revision": ", ".join(commits), "composed": counted}
+    return {"source": ", ".join(names), "revision": ", ".join(commits), "composed": counted}, unread
 
 
 def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher) -> Iterator[list[str]]:

@@ -365,7 +365,7 @@ def main(
     folder = {"name": str(source.parent.absolute()), "revision": "folder"}  # as of a source of that kind
     origin = origin_of(record, source.stem) if record else folder
     made = record["blends"][source.stem] if record else {}
-    counts = {key: made[key] for key in ("composed", "generated") if made.get(key)}
+    counts = {key: made[key] for key in ("composed", "generated", "unread") if made.get(key)}
     write_json(output / "manifest.json", {"blend": output.name, "source": origin, **described, **counts})
 
 

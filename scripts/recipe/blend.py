@@ -7,8 +7,9 @@ from pydantic import Field, NonNegativeInt, PositiveInt, TypeAdapter, model_vali
 
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.generated import GeneratedSource, Select, kind_of
+from scripts.recipe.row_fields import FIELDS
 from scripts.recipe.source import Files, FolderSource, HubSource, Part, Reasoning, Rows, Share
-from scripts.recipe.strict import Amount, Name, Strict, Text, invalid, matching
+from scripts.recipe.strict import Amount, Name, Strict, Text, invalid, matching, nearest
 
 RowKey = matching(r"^[0-9a-f]{12}$")
 MMPR_HOLDOUT = 2000
@@ -201,6 +202,7 @@ class Blend(Rows):
         for part in self.parts() if self.is_composed else ():
             if self.kind in ("preferences", "unpaired") and part.environment:
                 raise invalid(f"no environment rewards {self.kind}; leave it out")
+            self._refuse_unknown_fields(part)
             if self.kind != "prompts" and part.constants:
                 raise invalid("constants are fields of prompts; leave them out")
             if part.environment and part.environment not in self.environments:
@@ -224,6 +226,15 @@ class Blend(Rows):
         given = sorted({"holdout", "test"} & self.model_fields_set)
         if by_value and given:
             raise invalid(f"holdout_by names the rows by a column's value; leave {given[0]} out")
+
+    def _refuse_unknown_fields(self, part: Part) -> None:
+        """Refuse keys of `columns` that are no fields of the kind; prompts also have an environment's fields."""
+        if self.kind == "prompts" or not isinstance(part.columns, dict):
+            return
+        valid = FIELDS[self.kind]
+        unknown = next((field for field in part.columns if field not in valid), None)
+        if unknown is not None:
+            raise invalid(f"columns: {unknown} is no field of {self.kind}{nearest(unknown, valid)}")
 
     def _is_generated_whole(self) -> None:
         """Refuse settings of published rows in a generated blend, and selection in others."""

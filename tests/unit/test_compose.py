@@ -56,7 +56,7 @@ def composed(tmp_path):
         suffix = name.partition(".")[2]
         paths = [write(tmp_path / f"{number}.{suffix}", rows) for number, rows in enumerate(files)]
         sets = [[[PublishedFile(path, path.name)]] for path in paths]
-        counts = write_blend(blend, sets, tmp_path / "blend.jsonl")
+        counts, _ = write_blend(blend, sets, tmp_path / "blend.jsonl")
         return [json.loads(line) for line in (tmp_path / "blend.jsonl").read_text().splitlines()], counts
 
     return compose
@@ -146,7 +146,7 @@ def test_rows_of_gym_pass_byte_for_byte_but_for_what_the_recipe_adds(composed, t
     text += b' "question":"1+1?", "responses_create_params": {"input": "1+1?"}}'
     (tmp_path / "gym.jsonl").write_bytes(text + b"\r\n\n")
     files = [[[PublishedFile(tmp_path / "gym.jsonl", "gym.jsonl")]]]
-    counts = write_blend(Blend(file="*.jsonl"), files, tmp_path / "out.jsonl")
+    counts, _ = write_blend(Blend(file="*.jsonl"), files, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == text + b"\n" and counts["read"] == 1
     (made,), _ = composed([json.loads(text)], system_prompt="Be brief.")
     assert made["responses_create_params"]["input"] == [SYSTEM, {"role": "user", "content": "1+1?"}]

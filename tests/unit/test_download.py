@@ -31,7 +31,8 @@ from tests.conftest import ROOT, SHORT, refusal
 from tests.hub import Fault, Hub, turn_client
 
 DAPO, SKYWORK = "super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"
-SMALL, LARGE = b'{"id": 1}\n', b'{"id": 1}\n' * 30_000
+SMALL = b'{"responses_create_params": 1, "messages": []}\n'
+LARGE = SMALL * 30_000
 MINE = "hf_0123456789"
 
 
@@ -93,7 +94,9 @@ def test_only_the_blends_come_pinned_to_the_branchs_commit_and_described(served,
     commit = served.repositories["org/data"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE, "other.bin": LARGE + b"x"})
     record = fetched()
     assert record == {
-        "blends": {name: {"source": "org/data", "revision": commit} for name in ("a", "b")},
+        "blends": {
+            name: {"source": "org/data", "revision": commit, "file": f"org/data/{name}.jsonl"} for name in ("a", "b")
+        },
         "tables": {},
         "files": {"a.jsonl": described(SMALL), "b.jsonl": described(LARGE)},
     }
@@ -128,7 +131,8 @@ def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_seve
         }
     )
     assert record["blends"]["b"] == {"source": "OpenGVLab/MMPR-Tiny", "revision": commit}
-    assert record["blends"]["c"] == {"source": str(tmp_path / "folder"), "revision": "folder"}
+    folder = str(tmp_path / "folder")
+    assert record["blends"]["c"] == {"source": folder, "revision": "folder", "file": f"{folder}/there.jsonl"}
     assert list(record["files"]) == ["a.jsonl", "b/images.zip", "b/mmpr_tiny.parquet", "c.jsonl"]
     assert (tmp_path / "source/b/images.zip").read_bytes() == LARGE
     assert (tmp_path / "source/c.jsonl").read_bytes() == SMALL * 2
@@ -143,7 +147,8 @@ def test_the_command_fetches_with_a_token_that_no_other_host_no_log_and_no_recor
     printed, said = process.communicate()
     assert process.returncode == 0, said
     assert (tmp_path / "source/rlvr1.jsonl").read_bytes() == LARGE
-    assert len(said.splitlines()) == 3 and "org/data/rlvr1.jsonl: 300.0 kB\n" in said
+    assert len(said.splitlines()) == 4 and "org/data/rlvr1.jsonl: 1.4 MB\n" in said
+    assert "warning: org/data/sft.jsonl: column responses_create_params is not used\n" in said
     assert all(headers["Authorization"] == f"Bearer {MINE}" for _, headers in served.asked("/datasets/"))
     assert served.asked("signed=1") and all("Authorization" not in headers for _, headers in served.asked("signed=1"))
     assert MINE not in printed + said + (tmp_path / "source/record.json").read_text()
@@ -163,7 +168,7 @@ def test_a_redirect_to_a_repositorys_new_id_is_followed(served, fetched, monkeyp
     commit = served.repositories["org/new"].commit({"a.jsonl": SMALL, "b.jsonl": LARGE})
     served.renamed["org/old"] = "org/new"
     record = fetched("org/old")
-    assert record["blends"]["a"] == {"source": "org/old", "revision": commit}
+    assert record["blends"]["a"] == {"source": "org/old", "revision": commit, "file": "org/old/a.jsonl"}
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert fetched("org/old") == record
 
