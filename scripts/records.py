@@ -86,7 +86,10 @@ class Manifest(TypedDict):
 
 
 class Facts(TypedDict):
-    """The hashes of everything that may change a stage's weights."""
+    """The hashes of everything that may change a stage's weights.
+
+    `sampled` is there where earlier commits sampled rollouts by the start's generation_config.json too.
+    """
 
     config: str
     train_split: str | None
@@ -94,6 +97,7 @@ class Facts(TypedDict):
     parent_export: str | None
     roles: NotRequired[dict[str, str]]
     continues: NotRequired[str]
+    sampled: NotRequired[str]
     parent_adapter: NotRequired[str | None]
 
 
@@ -245,13 +249,14 @@ class Scores(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """eval.json."""
+    """eval.json; `not_used` are settings of the model's generation_config.json that do not count."""
 
     stage: str
     environments: dict[str, Scores]
     mean: Scores
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
+    not_used: NotRequired[dict[str, Any]]
 
 
 class Benchmark(TypedDict, total=False):
@@ -265,6 +270,7 @@ class Benchmark(TypedDict, total=False):
     before: float | None
     change: Change | None
     change_from_first: Change | None
+    generation: dict[str, Any]
     key: str
     first: str | None
 
@@ -276,6 +282,7 @@ class Benchmarks(TypedDict):
     content: str
     benchmarks: dict[str, Benchmark]
     by: NotRequired[str]
+    not_used: NotRequired[dict[str, Any]]
 
 
 class Gate(TypedDict):

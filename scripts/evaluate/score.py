@@ -16,13 +16,14 @@ from scripts.evaluate.results import Answer, beside_model, beside_parent, write_
 from scripts.files import append_json, canonical_json, duration, sha256_file, sha256_text, write_json
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
+from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_asked
 from scripts.model.loading import count_gpus, fresh_model, load_model
 from scripts.model.processor import load_processor
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
-from scripts.records import ExportRecord, read_lines, read_record
+from scripts.records import Evaluation, ExportRecord, read_if_there, read_lines, read_record
 from scripts.rewards.episode import whole_text
 from scripts.rewards.registry import (
     check_row,
@@ -34,6 +35,7 @@ from scripts.rewards.registry import (
     spec_of,
 )
 from scripts.rewards.verdict import Unjudged, described
+from scripts.rows.chat_format import GENERATION
 from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
@@ -188,6 +190,17 @@ def count_unjudged(answers: list[Answer]) -> dict[str, Any] | None:
     return {"responses": len(unjudged), "first": f"{first.split}, row {first.line}: {first.reward.why}"}
 
 
+def warn_of_followed(start: Path, followed: list[str]) -> None:
+    """Warn where the scores before are an earlier commit's, sampled by the folder's settings too."""
+    record = start.with_name({"test_rollouts.parquet": "test.json"}.get(start.name, "eval.json"))
+    before = read_if_there(record, Evaluation) if start.suffix == ".parquet" else None
+    if before is not None and "not_used" not in before:
+        warn(
+            f"{record}: an earlier version sampled these scores by {', '.join(followed)} of the model's "
+            f"{GENERATION} too, so the change is not the stage's alone; delete the file to take them again"
+        )
+
+
 def main(
     recipe: Path,
     export: Annotated[Path, "the stage's hf/record.json"],
@@ -220,13 +233,18 @@ def main(
         "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
         "start": [start.name, read_record(start, ExportRecord)["content"] if is_export else sha256_file(start)],
     }
-    written = (decoding, rollouts, output)
+    folder, written = export.parent / "model", (decoding, rollouts, output)
+    unused = settings_asked(folder)
+    more = {"not_used": unused} if unused else {}
+    if followed := followed_for(folder, decoding):
+        asked["sampled"] = BY_RECIPE
+        warn_of_followed(start, followed)
     training = (export.parent / "model").resolve().parents[1]
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
     kept = training / "scores" / name if training.parent.name == STORE else None
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
-        write_results(export, read_table(kept, ROLLOUTS), *written)
+        write_results(export, read_table(kept, ROLLOUTS), *written, **more)
         return output.with_suffix(SAMPLED).unlink(missing_ok=True)
     by = {"torch": torch.__version__, "transformers": transformers.__version__, "gpus": count_gpus(accelerator) > 0}
     policies = ("export",) if start.suffix == ".parquet" else ("export", "start")
@@ -246,8 +264,8 @@ def main(
         table = beside_model(after, answers(*model))
     if kept is not None and not unjudged:
         write_table(table, kept)
-    counted = {"unjudged": unjudged} if unjudged else {}
-    write_results(export, table, *written, **counted)
+    more |= {"unjudged": unjudged} if unjudged else {}
+    write_results(export, table, *written, **more)
     sampled.finish()
 
 

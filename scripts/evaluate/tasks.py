@@ -18,13 +18,14 @@ from scripts.evaluate.benchmarks import beside_parent, read_scores, share_cut
 from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
 from scripts.installed import version_of
 from scripts.model.bfloat16 import type_to_score
+from scripts.model.generation_settings import BY_RECIPE, folder_without_sampling, settings_asked, settings_that_counted
 from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
 from scripts.processes import PARENT
 from scripts.program import run_command_line
 from scripts.recipe.evaluation import Evaluation, Task, files_of_task
 from scripts.recipe.load import load_recipe
-from scripts.records import Benchmarks, ExportRecord, read_record
+from scripts.records import Benchmark, Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.consistency import exported_model
 
@@ -35,14 +36,23 @@ LM_EVAL = (
 KEY = 16
 CPU_BATCH = 8
 THINKING = "enable_thinking"
+GIVEN = ("temperature",)
+"""Settings of generation_config.json that lm-eval always sets by itself, whatever a task says."""
 
 
-def key_of(task: Task, evaluation: Evaluation, harness: str) -> str:
-    """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder."""
+def key_of(task: Task, evaluation: Evaluation, harness: str, folder: Path | None = None) -> str:
+    """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder.
+
+    It also says that nothing else counts where lm-eval, by transformers, once followed settings of the model's
+    `folder`.
+    """
     settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
+    engine = "vllm" if version_of("vllm") else "hf"
+    was_followed = folder is not None and engine == "hf" and settings_that_counted(folder, GIVEN, is_greedy=False)
     whole = {
+        **({"sampled": BY_RECIPE} if was_followed else {}),
         "harness": harness,
-        "engine": "vllm" if version_of("vllm") else "hf",
+        "engine": engine,
         "task": task.model_dump(mode="json", exclude={"include_path", "metric"}),
         "settings": evaluation.model_dump(mode="json", include={*settings}),
         "files": [sha256_file(Path(path)) for path in files_of_task(task)],
@@ -91,6 +101,13 @@ def run_harness(settings: dict[str, Any], packages: Path, folder: Path) -> None:
         raise UserError(f"evaluation.tasks: {settings['tasks'][0]}: lm-eval ended with {process.returncode}: {last}")
 
 
+def _in_words(benchmark: str, entry: Benchmark) -> str:
+    """Return a line on a score for the log."""
+    cut = f", {entry['cut']:.0%} of the answers cut" if entry["cut"] else ""
+    error = "" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}"
+    return f"{benchmark} {entry['score']:.4f}{error} ({entry['metric']}){cut}"
+
+
 def main(
     recipe: Path,
     packages: Annotated[Path, "the folder of envs/lm-eval.txt's packages"],
@@ -117,26 +134,27 @@ def main(
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)
     folder, record = exported_model(export), read_record(export, ExportRecord)
-    model, scores = settings_of_model(folder, accelerator, evaluation), {}
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for task in evaluation.task_list:
-        key = key_of(task, evaluation, harness)
-        kept = store / record["content"] / key
-        if not kept.exists():
-            with replace_directory(kept) as fresh:
-                run_harness(settings_of(task) | model, packages, fresh)
-        found = read_scores(kept, task.task, task.metric, key)
-        for benchmark, entry in found.items():
-            entry["cut"] = share_cut(
-                kept, benchmark, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
-            )
-            cut = f", {entry['cut']:.0%} of the answers cut" if entry["cut"] else ""
-            error = "" if entry["stderr"] is None else f" ± {entry['stderr']:.4f}"
-            print(f"{record['stage']}: {benchmark} {entry['score']:.4f}{error} ({entry['metric']}){cut}", flush=True)
-        scores |= found
+    scores, unused = {}, settings_asked(folder)
+    with folder_without_sampling(folder) as asked:
+        model = settings_of_model(asked, accelerator, evaluation)
+        for task in evaluation.task_list:
+            key = key_of(task, evaluation, harness, folder)
+            kept = store / record["content"] / key
+            if not kept.exists():
+                with replace_directory(kept) as fresh:
+                    run_harness(settings_of(task) | model, packages, fresh)
+            found = read_scores(kept, task.task, task.metric, key)
+            for benchmark, entry in found.items():
+                entry["cut"] = share_cut(
+                    kept, benchmark, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"])
+                )
+                print(f"{record['stage']}: {_in_words(benchmark, entry)}", flush=True)
+            scores |= found
     before = read_record(parent, Benchmarks) if parent else None
     known = {name: record[name] for name in ("stage", "step", "content")}
     known |= {"by": f"lm-eval {harness}, {model['model']}", "benchmarks": scores}
+    known |= {"not_used": unused} if unused else {}
     write_json(output, known | {"benchmarks": beside_parent(known, before, store)})
 
 

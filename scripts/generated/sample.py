@@ -14,6 +14,7 @@ from scripts.errors import LongError
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import append_json, canonical_json, duration, hidden_name, sha256_text, write_json
 from scripts.installed import version_of
+from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_asked
 from scripts.program import run_command_line
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
@@ -209,10 +210,15 @@ def main(
     number, _, shards = shard.partition("-of-")
     packages = {name: version_of(name) for name in ENGINES[engine]} | {"gpus": has_gpus(accelerator)}
     lines = [[prompt.line, prompt.sha256] for prompt in asked]
-    rows, began, sampled = [], time.monotonic(), 0
+    rows, began, sampled, not_used = [], time.monotonic(), 0, dict[str, Any]()
     for place, (name, export) in enumerate(zip(source.models, exports, strict=True)):
         content = read_record(export, ExportRecord)["content"]
-        identity = sha256_text(canonical_json([content, source.decoding, source.samples, lines, packages]))[:16]
+        folder, question = export.parent / "model", [content, source.decoding, source.samples, lines, packages]
+        if unused := settings_asked(folder):
+            not_used[name] = unused
+        if engine == "transformers" and followed_for(folder, source.decoding):
+            question.append(BY_RECIPE)
+        identity = sha256_text(canonical_json(question))[:16]
         load = partial(engine_of, engine, export, source.decoding, accelerator, threads)
         shared = int(number) - 1, int(shards)
         responses, new = sample(load, asked, source.samples, shared, store / identity, f"responses of {name}")
@@ -220,7 +226,8 @@ def main(
         rows += [{"model": place, **response} for response in responses]
     write_table(pa.Table.from_pylist(rows, schema=RESPONSES), output)
     pace = {"responses": sampled, "seconds": round(time.monotonic() - began, 1)} if sampled else {}
-    write_json(output.with_suffix(".json"), {"prompts": len(asked), "left_out": dict(left_out), **pace})
+    settings = {"decoding": source.decoding} | ({"not_used": not_used} if not_used else {})
+    write_json(output.with_suffix(".json"), {"prompts": len(asked), "left_out": dict(left_out), **settings, **pace})
 
 
 if __name__ == "__main__":

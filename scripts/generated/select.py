@@ -281,6 +281,7 @@ def main(
     of_lines = {line: several[0]["environment"] or "none" for line, several in selection.by_line.items()}
     environments = Counter(of_lines[(row["made"].get("chosen") or row["made"])["line"]] for row in rows)
     shown = described(selection, rows, environments)
+    shown["sampling"] = {key: first[key] for key in ("decoding", "not_used") if key in first}
     for words in shown["warnings"]:
         warn(f"{blend}: {words}")
     path = output / f"{blend}.jsonl"

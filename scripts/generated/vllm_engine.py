@@ -40,7 +40,8 @@ class VllmEngine:
         gpus = torch.cuda.device_count()
         # vLLM 0.32 takes a seeded generator back after a part of a prompt, which torch's on a CPU cannot
         whole = {} if gpus else {"enable_chunked_prefill": False}
-        self.llm = LLM(str(folder), enable_prefix_caching=True, tensor_parallel_size=max(1, gpus), **whole)
+        options = {"enable_prefix_caching": True, "tensor_parallel_size": max(1, gpus), **whole}
+        self.llm = LLM(str(folder), generation_config="vllm", **options)  # vLLM's own defaults, not the folder's
 
     def plan(self, rows: list[Row]) -> list[list[int]]:
         """Return the rows' places by batches of alike lengths, equal prompts side by side."""

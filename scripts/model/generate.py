@@ -1,6 +1,7 @@
 """Sample responses of a model in Hugging Face's format to rows, in this process."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,6 +9,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig
 
+from scripts.model.generation_settings import TOKENS
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
 
@@ -26,7 +28,10 @@ class Rollout(NamedTuple):
 
 
 class Sampler:
-    """Sample responses of a model; temperature 0 is greedy, and equal arguments give equal responses."""
+    """Sample responses of a model; temperature 0 is greedy, and equal arguments give equal responses.
+
+    The arguments alone decide: of the model's own generation settings only the tokens count.
+    """
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Sampler:
         top_p: float = 1.0,
         top_k: int | None = None,
         min_p: float | None = None,
+        repetition_penalty: float = 1.0,
         stop_token_ids: Sequence[int] = (),
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -48,11 +54,13 @@ class Sampler:
         self.variables = chat_template_kwargs or {}
         self._rendered: dict[int, tuple[Row, str]] = {}
         self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
+        model.generation_config = tokens_alone(model.generation_config)
         top = {"top_k": top_k or 0, "top_p": top_p if top_p < 1 else None, "min_p": min_p}
         self.settings = GenerationConfig(
             max_new_tokens=max_new_tokens,
             do_sample=temperature > 0,
             **({"temperature": temperature, **top} if temperature > 0 else {}),
+            repetition_penalty=repetition_penalty,
             pad_token_id=self.tokenizer.pad_token_id,
             eos_token_id=sorted(self.ends),
         )
@@ -133,6 +141,23 @@ class Sampler:
                 waiting[:0] = [indices[: len(indices) // 2], indices[len(indices) // 2 :]]
                 torch.cuda.empty_cache()
         return outputs
+
+
+def tokens_alone(settings: GenerationConfig) -> GenerationConfig:
+    """Return a model's generation settings without all that transformers would add to a sampler's own."""
+    return GenerationConfig(**{name: getattr(settings, name, None) for name in TOKENS})
+
+
+@contextmanager
+def sampled_by_arguments(model: Any) -> Iterator[None]:
+    """Let the arguments of `generate` alone decide while the block runs; the model keeps its settings to be saved."""
+    policy = model.get_base_model() if hasattr(model, "get_base_model") else model
+    own = policy.generation_config
+    policy.generation_config = tokens_alone(own)
+    try:
+        yield
+    finally:
+        policy.generation_config = own
 
 
 def spare_head(model: Any) -> None:

@@ -22,6 +22,8 @@ class Sampling(Strict):
     """Sample among so many likeliest tokens; none: all."""
     min_p: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Divide the logits of tokens that the prompt or the response has already (arXiv:1909.05858); 1: of none."""
     stop_token_ids: list[NonNegativeInt] = Field([])
     """Tokens that end a response besides the model's."""
     max_new_tokens: PositiveInt
@@ -35,6 +37,17 @@ class Sampling(Strict):
         always = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
         more = self.model_dump(mode="json", include=asked, exclude_defaults=True)
         return more | always | {"seed": getattr(self, "seed", 0)}
+
+
+def words_of_decoding(decoding: dict[str, Any]) -> str:
+    """Say how a record's responses were sampled; the seed only where chance has a part."""
+    settings = dict(decoding)
+    temperature, length = settings.pop("temperature", 0), settings.pop("max_new_tokens", None)
+    seed, top_p = settings.pop("seed", 0), settings.pop("top_p", 1)
+    words = [f"temperature {temperature:g}", f"top_p {top_p:g}", f"seed {seed}"] if temperature else ["greedy"]
+    words += [f"at most {length} tokens"] if length is not None else []
+    words += [f"{name} {value}" for name, value in settings.items()]
+    return ", ".join(words)
 
 
 class Tokenizer(Strict):

@@ -140,6 +140,8 @@ class Training(Strict):
     """Whether rollouts are generated while the policy trains, in one pass over the data."""
     chat_template: ClassVar[str | None] = None
     """The named chat template; None: the template of the stage's start."""
+    sampling_given: ClassVar[frozenset[str] | None] = None
+    """The settings of rollouts that earlier commits never took from the start's folder; None: they took none."""
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str

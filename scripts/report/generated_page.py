@@ -7,7 +7,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from scripts.files import read_json
+from scripts.model.generation_settings import words_of
 from scripts.program import run_command_line
+from scripts.recipe.sampling import words_of_decoding
 from scripts.records import Manifest, read_record
 from scripts.report.chart import Line, line_chart
 from scripts.report.page import short_name, write_page
@@ -29,8 +31,17 @@ def main(
         source=known["generated"],
         splits={name: known[name]["rows"] for name in ("train", "validation")},
         found=found,
+        sampling=list(_sampling(found.get("sampling", {}))),
         figures=list(_figures(found)),
     )
+
+
+def _sampling(known: dict[str, Any]) -> Iterator[str]:
+    """Yield how the responses were sampled, and what of each model's folder did not count."""
+    if "decoding" in known:
+        yield words_of_decoding(known["decoding"])
+    for name, unused in known.get("not_used", {}).items():
+        yield f"{name}: {words_of(unused, 'source.*')}"
 
 
 def _figures(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

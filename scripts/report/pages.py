@@ -19,7 +19,14 @@ from scripts.report.chain import readable
 from scripts.report.chart import COLOURS, figures_of
 from scripts.report.overview import Lineage, write_overview
 from scripts.report.page import write_page
-from scripts.report.scores import Score, scores_by_tag, scores_of, scores_side_by_side, selection_sentences
+from scripts.report.scores import (
+    Score,
+    sampling_sentences,
+    scores_by_tag,
+    scores_of,
+    scores_side_by_side,
+    selection_sentences,
+)
 from scripts.report.trained_stage import AS_OF, TrainedStage, is_trained, total
 from scripts.stage.paths import StagePaths
 
@@ -94,9 +101,20 @@ def write_environments_page(evaluations: Rows, output: Path, benchmarks: Rows = 
         environments=_heat_map(evaluations) if evaluations else None,
         tags=_heat_map(evaluations, scores_by_tag) if any(map(scores_by_tag, evaluations)) else None,
         benchmarks=_heat_map(benchmarks) if benchmarks else None,
+        sampling=_by_stages(evaluations),
         scale=[colour(share / 10) for share in range(11)],
         costs={row["stage"]: row for row in summary},
     )
+
+
+def _by_stages(evaluations: Rows) -> list[str]:
+    """Return each way in which held-out responses were sampled, with the stages where they differ."""
+    ways: dict[str, list[str]] = {}
+    for record in evaluations:
+        for sentence in sampling_sentences(record):
+            ways.setdefault(sentence, []).append(record["stage"])
+    shared = len(evaluations)
+    return [way if len(stages) == shared else f"{', '.join(stages)}: {way}" for way, stages in ways.items()]
 
 
 def _heat_map(records: Rows, scores: Callable[..., list[Score]] = scores_of) -> Any:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from scripts.model.generation_settings import words_of
+from scripts.recipe.sampling import words_of_decoding
 from scripts.records import (
     Benchmark,
     Benchmarks,
@@ -54,6 +56,22 @@ def scores_by_tag(record: Evaluation | None, key: Literal["tags", "metrics"] = "
         for name, entry in environments
         for part, scores in entry.get(key, {}).items()
     ]
+
+
+def sampling_sentences(record: Evaluation | Benchmarks | None) -> list[str]:
+    """Return how a record's responses were sampled, and which settings of the model's folder did not count."""
+    if record is None:
+        return []
+    sentences = []
+    if decoding := record.get("decoding"):
+        sentences.append(f"Sampled by evaluation of the recipe: {words_of_decoding(decoding)}.")
+    for name, entry in record.get("benchmarks", {}).items():
+        if generation := entry.get("generation"):
+            settings = ", ".join(f"{key} {value}" for key, value in generation.items())
+            sentences.append(f"{short_name(name)} is sampled by lm-eval's settings of the task: {settings}.")
+    if unused := record.get("not_used"):
+        sentences.append(f"{words_of(unused, 'evaluation.*')}.")
+    return sentences
 
 
 def _score(name: str, entry: Scores | Benchmark) -> Score:

@@ -11,7 +11,7 @@ from scripts.records import Manifest, Preflight, read_if_there, read_record
 from scripts.report.chart import columns_by_name, figures_of
 from scripts.report.page import write_page
 from scripts.report.rollouts import sample_rollouts
-from scripts.report.scores import scores_by_tag, scores_of
+from scripts.report.scores import sampling_sentences, scores_by_tag, scores_of
 from scripts.report.trained_stage import TrainedStage, differing_settings
 from scripts.stage.paths import StagePaths
 
@@ -36,6 +36,7 @@ def main(
         by_tag=scores_by_tag(trained.evaluation),
         own_metrics=scores_by_tag(trained.evaluation, "metrics"),
         benchmarks=scores_of(trained.benchmarks),
+        sampling={kind: sampling_sentences(getattr(trained, kind)) for kind in ("evaluation", "benchmarks")},
         quantized=[(each, scores_of(getattr(quantized, each))) for each in ("evaluation", "benchmarks")],
         samples=[] if trained.rollouts is None else sample_rollouts(trained.rollouts),
         manifest=blend,

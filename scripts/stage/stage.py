@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from scripts.files import link_to, remove_leftovers, write_json, write_text
+from scripts.model.generation_settings import BY_RECIPE, settings_that_counted
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
@@ -137,7 +138,18 @@ class Stage:
         """Return the hashes of everything that may change weights; manifest and parent's export must exist."""
         roles = {role: paths.export_record for role, paths in self.roles.items()}
         manifest = self.manifest if self.blend else None
-        return stage_facts(self.config, manifest, self.parent_export_record, roles, self.continued)
+        facts = stage_facts(self.config, manifest, self.parent_export_record, roles, self.continued)
+        if self._followed_folder:
+            facts["sampled"] = BY_RECIPE
+        return facts
+
+    @property
+    def _followed_folder(self) -> bool:
+        """Whether earlier commits sampled rollouts by settings of the start's folder too, so trained otherwise."""
+        given, start = self.config.sampling_given, self.parent_export
+        if given is None or start is None:
+            return False
+        return bool(settings_that_counted(start, given, is_greedy=False))
 
     @property
     def identity(self) -> str:

@@ -37,6 +37,7 @@ FACTS = {
     "validation_split": "validation split",
     "parent_export": "parent",
     "continues": "checkpoint to continue",
+    "sampled": "generation_config.json of the start, which no longer counts",
 }
 MB_PER_SECOND = 100
 """A store's rate, assumed for the minutes to fetch a training: a common share of a node's network."""

@@ -20,6 +20,7 @@ from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ROLLOUT_SECONDS
 from scripts.backends.trl.grpo_trainer import sampling_arguments, set_sampler, with_pictures
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.skipping import some_rows, split_by_length
+from scripts.model.generate import sampled_by_arguments
 from scripts.model.loading import fill_model, load_model
 
 TEACHER = "teacher"
@@ -64,6 +65,11 @@ class TurnsTrainer(DistillationTrainer):
         if isinstance(prompts[0], str):
             return self._tokenizer(prompts, add_special_tokens=False)["input_ids"], None, {}
         return super()._tokenize_prompts(prompts)
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Sample by the stage's settings alone."""
+        with sampled_by_arguments(self.model):
+            return super()._generate_single_turn(*arguments, **options)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Sample responses, and note the teacher of each row."""

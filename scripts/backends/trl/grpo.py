@@ -169,7 +169,8 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
     def running_gate(self) -> list[Criterion]:
         """Return the criteria; no default bound on the KL to vLLM's probabilities where those are renormalized."""
         sampling = self.policy.generation
-        if sampling.top_p == 1 and sampling.top_k is None and sampling.min_p is None:
+        takes_all = sampling.top_p == 1 and sampling.top_k is None and sampling.min_p is None
+        if takes_all and sampling.repetition_penalty == 1:
             return super().running_gate
         return [bound for bound in super().running_gate if bound in self.gate or bound.metric != "peak_gen_kl_error"]
 

@@ -153,6 +153,7 @@ def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
         top_p=generation.top_p,
         top_k=generation.top_k or 0,
         min_p=generation.min_p,
+        repetition_penalty=generation.repetition_penalty,
         generation_kwargs={"stop_token_ids": ends} if ends else None,
         max_tool_calling_iterations=generation.max_tool_calling_iterations,
         chat_template_kwargs=job.config.policy.tokenizer.chat_template_kwargs or None,
@@ -160,6 +161,8 @@ def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
     )
 
 
+NEUTRAL_DEFAULTS = "vllm"
+"""vLLM's word for its own defaults instead of generation_config.json's, whose end tokens count all the same."""
 ENGINE_SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -172,8 +175,8 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
     os.environ.update(ENGINE_SETTINGS | os.environ)
     logging.getLogger("vllm").setLevel(logging.ERROR)
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
-    if job.accelerator == "cpu":
-        vllm_generation.LLM = partial(vllm_generation.LLM, enforce_eager=True)
+    eager = {"enforce_eager": True} if job.accelerator == "cpu" else {}
+    vllm_generation.LLM = partial(vllm_generation.LLM, generation_config=NEUTRAL_DEFAULTS, **eager)
     return {
         "use_vllm": True,
         "vllm_mode": "colocate",

@@ -12,6 +12,7 @@ from trl import GRPOTrainer
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import grpo
 from scripts.errors import UserError, warn
+from scripts.model.generate import sampled_by_arguments
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.rewards.episode import Episode, episode_response
@@ -43,6 +44,11 @@ class MeasuringTrainer(GRPOTrainer):
                 f"{self.stage.longest_prompt}; raise policy.max_total_sequence_length, or let reset() add less"
             )
         return tokenized
+
+    def _generate_single_turn(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        """Sample by the stage's settings alone."""
+        with sampled_by_arguments(self.model):
+            return super()._generate_single_turn(*arguments, **options)
 
     def _tool_call_loop(self, prompts: list[Any], *arguments: Any) -> tuple[Any, ...]:
         """Leave responses in environments without tools as one message, even if they look like calls."""

@@ -37,7 +37,7 @@ class Generation(Sampling):
     }
 
     PLACING = ("vllm_cfg",)
-    ADDED = ("top_k", "min_p", "stop_token_ids", "max_tool_calling_iterations")
+    ADDED = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "max_tool_calling_iterations")
 
     backend: Literal["transformers", "vllm"] = "transformers"
     """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
@@ -79,6 +79,14 @@ class RolloutTraining(TrlTraining):
     def samples_by_vllm(self) -> bool:
         """Whether vLLM samples the rollouts instead of the trained model."""
         return self.policy.generation.backend == "vllm"
+
+    @property
+    def sampling_given(self) -> frozenset[str] | None:
+        """The settings that TRL always hands to transformers; vLLM takes no others than it is handed."""
+        if self.samples_by_vllm:
+            return None
+        named = {"min_p"} if self.policy.generation.min_p is not None else set()
+        return frozenset({"temperature", "top_p", "top_k", "repetition_penalty"} | named)
 
     @property
     def rows_per_step(self) -> int:
