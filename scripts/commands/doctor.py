@@ -23,6 +23,7 @@ from scripts.recipe.source import FolderSource
 from scripts.rewards.own import check_text
 from scripts.slurm.resources import check_site
 from scripts.stage.rule_settings import is_fetched
+from scripts.stage.seeds import idle_seeds
 from scripts.stage.stage import Stage
 
 PINNED = re.compile(r"""stagecoach\.snakefile\(["']([^"']+)["']\)""")
@@ -80,7 +81,8 @@ def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
             found = [*found, *backend_of(settings.backend).doubts(Stage(recipe, results, name))]
         for doubt in found:
             said.setdefault(doubt, []).append(name)
-    return [f"warning: {', '.join(names)}: {doubt}" for doubt, names in said.items()]
+    lines = [f"{', '.join(names)}: {doubt}" for doubt, names in said.items()]
+    return [f"warning: {line}" for line in (*lines, *idle_seeds(recipe, results))]
 
 
 def diagnose(project: Project) -> list[Finding]:

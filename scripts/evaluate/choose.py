@@ -139,9 +139,11 @@ def words_of(choice: Choice) -> str:
     best, *others = choice["candidates"]
     bounds = "" if best["low"] is None else f", 95 % interval {best['low']:.3f} to {best['high']:.3f}"
     says = f"{choice['stage']}: {best['name']} chosen among {len(others) + 1} by {choice['by']}"
-    tied = [each["name"] for each in others if each["tied"]]
+    same = [each["name"] for each in others if each["content"] == best["content"]]
+    tied = [each["name"] for each in others if each["tied"] and each["name"] not in same]
     left_out = [f"{each['name']} ({each['left_out']})" for each in others if each["left_out"]]
-    more = "".join(f"; {what}: {', '.join(names)}" for what, names in (("tied", tied), ("left out", left_out)) if names)
+    also = {"the same weights": same, "tied": tied, "left out": left_out}
+    more = "".join(f"; {what}: {', '.join(names)}" for what, names in also.items() if names)
     return f"{says} (highest {best['score']:.3f}{bounds}){more}"
 
 

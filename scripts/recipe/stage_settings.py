@@ -301,6 +301,10 @@ class StageSettings(Training):
         """Whether the stage starts from its parent's or the pretrained model's export."""
         return self.parent is not None
 
+    def draws_by_seed(self, recipe: "Recipe") -> bool:
+        """Whether the stage's weights follow from its seed: whether anything but a model's dropout is drawn."""
+        return True
+
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """PydanticCustomError, with the key as `at` in its context, where recipe and stage do not fit."""
 

@@ -29,6 +29,7 @@ from scripts.report.scores import (
 )
 from scripts.report.trained_stage import AS_OF, TrainedStage, is_trained, total
 from scripts.stage.paths import StagePaths
+from scripts.stage.seeds import exports_alike
 
 Rows = Sequence[Any]  # of Evaluation, Benchmarks, or the summary
 # From low to high: safe for every colour vision, ordered in grey.
@@ -44,6 +45,8 @@ class Variant:
     trained: TrainedStage | None = None
     is_chosen: bool = False
     notes: list[str] = field(default_factory=list)
+    twins: list[str] = field(default_factory=list)
+    """Other variants with the same weights."""
 
     @property
     def mean(self) -> Score | None:
@@ -153,6 +156,26 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
     return sorted(found.values(), key=lambda each: (-(each.mean.after if each.mean else -1.0), each.name))
 
 
+def merged(variants: list[Variant], results: Path) -> list[Variant]:
+    """Return the variants, those with equal exports as one: the chosen, or else the first of them."""
+    by_name = {variant.name: variant for variant in variants}
+    shown = dict(by_name)
+    for names in exports_alike(results, by_name):
+        kept = next((name for name in names if by_name[name].is_chosen), names[0])
+        twins = [by_name[name] for name in names if name != kept]
+        one = by_name[kept]
+        one.twins = [twin.name for twin in twins]
+        one.notes.append("the same weights, so one result and not several that agree")
+        for key in one.varied:
+            values = [one.varied[key], *(twin.varied[key] for twin in twins)]
+            different = list(dict.fromkeys(map(str, values)))
+            if len(different) > 1:
+                one.varied = one.varied | {key: ", ".join(different)}
+        for twin in twins:
+            del shown[twin.name]
+    return list(shown.values())
+
+
 def write_sweep_page(
     results: Path, sweep: str, varied: Mapping[str, dict[str, Any]], choices: list[str], output: Path
 ) -> None:
@@ -160,13 +183,16 @@ def write_sweep_page(
     variants = read_variants(results, varied, choices)
     trained = {variant.name: variant.trained for variant in variants if variant.trained}
     chosen = next((variant.name for variant in variants if variant.is_chosen), variants[0].name)
+    shown = merged(variants, results)
+    drawn = {variant.name: variant.trained for variant in shown if variant.trained}
     write_page(
         output,
         "sweep.html",
         sweep=sweep,
         parameters=list(dict.fromkeys(key for values in varied.values() for key in values)),
-        variants=variants,
-        figures=list(figures_of({name: stage.metrics for name, stage in [*trained.items()][: len(COLOURS)]})),
+        variants=shown,
+        in_all=len(variants),
+        figures=list(figures_of({name: stage.metrics for name, stage in [*drawn.items()][: len(COLOURS)]})),
         cost=total([stage.cost for stage in trained.values()]),
         trained=len(trained),
         steps=sum(stage.record["step"] for stage in trained.values()),

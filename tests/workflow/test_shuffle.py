@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl import measuring  # noqa: E402
+from scripts.backends.trl.algorithm import Lora  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.files import sha256_file, write_json  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
@@ -91,6 +92,28 @@ def test_the_order_of_the_file_and_of_another_seed_train_other_weights(stages, s
         train(job)
         hashes.add(weights_hash(job.run, STEPS))
     assert len(hashes) == 3
+
+
+@pytest.mark.parametrize("lora", [None, {"dim": 2, "dropout": 0.0}])
+@pytest.mark.parametrize(
+    "name", ["sft", *(pytest.param(name, marks=pytest.mark.long) for name in ("dpo", "kto", "text"))]
+)
+def test_two_seeds_train_other_weights_exactly_where_the_settings_say_that_something_is_drawn(stages, name, lora):
+    settings = stages.recipe.stages[name]
+    lora = lora and Lora(**lora)
+    settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"lora": lora})})
+    hashes = set()
+    for seed in (3, 4):
+        run = f"{name}.{'lora' if lora else 'all'}.{seed}"
+        job = stages.shuffled(name, run, 2, seed=seed, shuffle=False, **stages.parent)
+        values = job.config.values()
+        values["policy"] |= {"lora": lora.model_dump()} if lora else {}
+        train(replace(job, config=training_config(values)))
+        weights = "adapter_model.safetensors" if lora else "model.safetensors"
+        hashes.add(sha256_file(checkpoint(job.run, 2) / weights))
+    has_parent = settings.model_copy(update={"parent": "start"})
+    assert (len(hashes) == 2) == has_parent.draws_by_seed(stages.recipe)
+    assert has_parent.draws_by_seed(stages.recipe) == (lora is not None or name == "text")
 
 
 def test_a_stage_that_continues_begins_a_shuffled_epoch_of_its_own(stages):

@@ -221,6 +221,10 @@ class TrlSettings(StageSettings):
         """Whether the start is a parent's export or a pretrained model's."""
         return self.parent is not None or isinstance(recipe.model, PretrainedModel)
 
+    def draws_by_seed(self, recipe: "Recipe") -> bool:
+        """Whether rows are shuffled, or weights drawn: of a fresh model, or of new adapters."""
+        return self.data.shuffle or self.policy.lora is not None or not self.starts_from_export(recipe)
+
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         if self.needs_export and not self.starts_from_export(recipe):

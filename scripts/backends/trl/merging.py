@@ -111,6 +111,10 @@ class MergeSettings(StageSettings, MergeTraining):
         """Return no model: the roles are the start."""
         return {}
 
+    def draws_by_seed(self, recipe: "Recipe") -> bool:
+        """Whether the changes to keep are drawn."""
+        return self.merging.merge_method.startswith("dare")
+
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError for a missing or an unused base."""
         method, at = self.merging.merge_method, f"stages.{name}"

@@ -132,6 +132,10 @@ class RolloutSettings(TrlSettings):
 
     ADDED = ()  # a distillation's config has always had `data`; GRPO's names its own additions
 
+    def draws_by_seed(self, recipe: "Recipe") -> bool:
+        """Responses are sampled."""
+        return True
+
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights; the sampler's name only where it is vLLM."""
         values = super().values_with_effect()
