@@ -10,8 +10,9 @@ from PIL import Image
 from scripts.data.json_texts import messages_in, parsed
 from scripts.data.misfit import Misfit
 from scripts.data.tool_forms import as_calls
+from scripts.rows.keys import MESSAGE
 from scripts.rows.learning_marks import MARKS
-from scripts.rows.messages import text_of
+from scripts.rows.messages import common_length, text_of
 
 Message = dict[str, Any]
 ROLES = {"human": "user", "gpt": "assistant", "observation": "tool", "function": "tool"}
@@ -64,7 +65,7 @@ def _message(message: Any, column: str, dropped: set[str]) -> Message:
     if not isinstance(kept.get("content"), str | list | None):
         raise Misfit(f"has a message whose content is a {type(kept['content']).__name__}", column)
     if isinstance(kept.get("content"), list):
-        kept["content"] = [_part(part) for part in kept["content"]]
+        kept["content"] = [_part(part, column, dropped) for part in kept["content"]]
     return kept
 
 
@@ -85,9 +86,14 @@ def _with_calls(message: Message, calls: list[Message] | None, column: str) -> M
     return message | {"tool_calls": calls}
 
 
-def _part(part: Any) -> Any:
+def _part(part: Any, column: str, dropped: set[str]) -> Any:
+    """Return a part of a content; a text in the form of NeMo-Gym's rows."""
     is_text = isinstance(part, dict) and part.get("type") == "text" and "text" in part
-    return {"type": "input_text", "text": part["text"]} if is_text else part
+    if not is_text:
+        return part
+    others = [key for key in part if key not in ("type", "text") and part[key] is not None]
+    dropped.update(f"{column}[].content[].{key}" for key in others)
+    return {"type": "input_text", "text": part["text"]}
 
 
 def without_nulls(value: Any) -> Any:
@@ -138,6 +144,15 @@ def same_text(first: Message, second: Message) -> bool:
     texts = [" ".join(text_of(message.get("content")).split()) for message in (first, second)]
     is_one_call = first.get("tool_calls") == second.get("tool_calls")
     return first.get("role") == second.get("role") and texts[0] == texts[1] and is_one_call
+
+
+def shared_length(first: list[Message], second: list[Message]) -> int:
+    """Return the length of the common start of two conversations; keys that nothing reads make no difference."""
+    return common_length([*map(_as_read, first)], [*map(_as_read, second)])
+
+
+def _as_read(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key in MESSAGE}
 
 
 def with_system_column(messages: list[Message], text: str, column: str) -> list[Message]:

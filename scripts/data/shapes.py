@@ -32,6 +32,7 @@ from scripts.data.conversations import (
     as_text,
     as_turns,
     joined_context,
+    shared_length,
     with_images,
     with_system,
     with_system_column,
@@ -45,9 +46,10 @@ from scripts.recipe.row_fields import ANSWERED, ASKED, CONVERSATIONS, FIELDS, PI
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.bounds import bounded
+from scripts.rows.keys import MESSAGE
 from scripts.rows.kinds import contract_of
 from scripts.rows.learning_marks import MARKS
-from scripts.rows.messages import Row, closing_text, common_length
+from scripts.rows.messages import Row, closing_text
 
 CONTENT = (*CONVERSATIONS, *ASKED, *ANSWERED, "chosen", "rejected")
 BESIDE = ("tools", *PICTURES, "agent_ref")
@@ -372,7 +374,9 @@ class Mapper:
 
     def _pair(self, published: Row) -> Row:
         chosen, rejected = (self._messages(published, field, "assistant") for field in ("chosen", "rejected"))
-        shared = common_length(chosen[:-1], rejected[:-1])
+        shared = shared_length(chosen[:-1], rejected[:-1])
+        for kept, same in zip(chosen[:shared], rejected[:shared], strict=True):
+            self.dropped.update(f"rejected[].{key}" for key in same.keys() - kept.keys() - MESSAGE)
         context = self._context(published, chosen[:shared])
         answers = [{"rank": rank, "completion": messages[shared:]} for rank, messages in enumerate((chosen, rejected))]
         context = self._before_answer(published, context)
