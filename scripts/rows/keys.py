@@ -49,7 +49,8 @@ class Unread:
         if self.unused:
             told.append(f"{where}: {_columns(self.unused)} not used")
         if self.of_template:
-            told.append(f"{where}: {_columns(self.of_template)} not read, unless the chat template prints them")
+            them = "them" if len(self.of_template) > 1 else "it"
+            told.append(f"{where}: {_columns(self.of_template)} not read, unless the chat template prints {them}")
         return told
 
     def record(self) -> dict[str, list[str]]:

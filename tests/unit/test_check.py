@@ -15,6 +15,7 @@ from scripts.errors import CutOffError, UserError
 from scripts.program import run_command_line
 from scripts.rows import jsonl
 from scripts.rows.jsonl import RowError, decode_row, key_of, row_or_error
+from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import AHEAD, default_workers, in_order
 from tests.conftest import refusal
 from tests.unit.test_contract import PAIR, RANKED, changed, good
@@ -241,3 +242,50 @@ def die(number):
 def test_a_process_that_is_killed_ends_the_work_instead_of_hanging_it():
     with pytest.raises(CutOffError, match="a worker process was killed"):
         list(in_order(die, range(9), 2))
+
+
+# --- where a row comes from, and what nobody reads ---
+
+CHAT = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+
+
+def test_a_bad_row_is_named_by_the_users_own_file_and_line(run, write_rows, tmp_path):
+    bad = {"messages": [{"role": "user", "content": "q"}]}
+    split = write_rows("train-split.jsonl", [CHAT, bad])
+    source = write_rows("chats.jsonl", [CHAT, CHAT, CHAT, bad])
+    record = {"blends": {"chats": {"source": "/data", "revision": "folder", "file": "/data/mine.jsonl"}}, "files": {}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    status, _, said = run("--split", split, "--kind", "demonstrations", "--source", source)
+    assert status == 1 and "  /data/mine.jsonl:4  " in said and str(split) not in said
+    assert str(split) in run("--split", split, "--kind", "demonstrations")[2]
+
+
+def test_keys_that_nothing_reads_are_named_once_and_recorded(run, write_rows, tmp_path):
+    strange = json.loads(json.dumps(CHAT)) | {"id": 1, "source": "x", "empty": None}
+    strange["messages"][0]["colour"] = "red"
+    splits = [write_rows(f"{name}-split.jsonl", [strange, CHAT]) for name in ("train", "val")]
+    output = tmp_path / "check.json"
+    status, _, said = run("--split", *splits, "--kind", "demonstrations", "--output", output)
+    assert status == 0 and said.splitlines() == [
+        f"warning: {splits[0]}: columns id, source are not used",
+        f"warning: {splits[0]}: column messages[].colour is not read, unless the chat template prints it",
+    ]
+    assert json.loads(output.read_text())["unread"] == {
+        str(splits[0]): {"unused": ["id", "source"], "of_template": ["messages[].colour"]}
+    }
+    manifest = {"train": {"sha256": "0"}, "validation": {"sha256": "0"}, "unread": {"mine.csv": {"unused": ["level"]}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    assert run("--split", *splits, "--kind", "demonstrations")[2] == "warning: mine.csv: column level is not used\n"
+
+
+LABELLED = {"prompt": "q", "completion": "a", "label": True}
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_a_training_split_with_one_label_only_is_refused(label, write_rows):
+    rules = Rules(KINDS["unpaired"])
+    one = LABELLED | {"label": label}
+    split = write_rows("train-split.jsonl", [one] * 3)
+    assert f"all 3 rows have the label {str(label).lower()}; KTO compares" in refusal(check_files, [split], rules, 1)
+    both = write_rows("both.jsonl", [one, LABELLED | {"label": not label}])
+    assert check_files([both, split], rules, 1)[both].labels.total() == 2
