@@ -8,8 +8,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from scripts.errors import warn
 from scripts.files import sha256_file, write_json
 from scripts.records import ExportRecord, read_record
+from scripts.rows.thoughts import Told, split_response
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.tables import ROLLOUTS, ROW, write_table
 
@@ -97,12 +99,45 @@ def _scores(rows: dict[str, pd.DataFrame]) -> tuple[dict[str, dict[str, Any]], d
     return {name: {"rows": len(part)} | scores[name] for name, part in rows.items()}, scores[MEAN]
 
 
+def unfinished_thoughts(rollouts: pa.Table, told: Told = None) -> dict[str, Any] | None:
+    """Count the export's responses whose thoughts do not end, with the place of the first; None: all end.
+
+    `told` marks the model's thoughts.
+    """
+    answered = rollouts.select(["split", "line", "response_after"]).to_pylist()
+    unfinished = [row for row in answered if split_response(row["response_after"] or "", told).is_unfinished]
+    if not unfinished:
+        return None
+    first = unfinished[0]
+    return {
+        "responses": len(unfinished),
+        "share": round(len(unfinished) / len(answered), 6),
+        "first": f"{first['split']}, row {first['line']}",
+    }
+
+
 def write_results(
-    export: Path, table: pa.Table, decoding: dict[str, Any], rollouts: Path, output: Path, **more: Any
+    export: Path,
+    table: pa.Table,
+    decoding: dict[str, Any],
+    rollouts: Path,
+    output: Path,
+    told: Told = None,
+    **more: Any,
 ) -> None:
-    """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json."""
+    """Write rollouts.parquet and eval.json, with `more` keys, and print the mean; `export` is hf/record.json.
+
+    Responses whose thoughts, which `told` marks, do not end are counted, with a warning.
+    """
     write_table(table, rollouts)
     record = evaluation_record(read_record(export, ExportRecord), table, decoding)
+    unfinished = unfinished_thoughts(table, told)
+    if unfinished:
+        more["unfinished_thoughts"] = unfinished
+        warn(
+            f"{record['stage']}: the thoughts of {unfinished['responses']} of {table.num_rows} responses do not end, "
+            f"which earns 0; the first, to {unfinished['first']}; raise evaluation.max_new_tokens where they are cut"
+        )
     write_json(output, record | more | {"rollouts": sha256_file(rollouts)})
     print(f"{record['stage']}: {format_mean(record['mean'])}", flush=True)
 

@@ -40,6 +40,7 @@ from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
+from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
 from scripts.stage.estimate import SAMPLED, Batch
 from scripts.stage.paths import STORE
@@ -130,12 +131,18 @@ def rollouts(
 
 
 def answer_rows(
-    model: Any, processor: Any, splits: list[Path], decoding: dict[str, Any], sampled: Sampled | None = None
+    model: Any,
+    processor: Any,
+    splits: list[Path],
+    decoding: dict[str, Any],
+    sampled: Sampled | None = None,
+    told: Told = None,
 ) -> list[Answer]:
     """Return a policy's responses to all rows of the validation splits with their rewards, in the rows' order.
 
-    Answers that are `sampled` are taken from there, and others added. A split's folder bears the blend's name;
-    UserError for two splits of a name and for a row without a score.
+    Answers that are `sampled` are taken from there, and others added. `told` marks the model's thoughts, which are no
+    part of an answer. A split's folder bears the blend's name; UserError for two splits of a name and for a row without
+    a score.
     """
     if len({split.resolve().parent.name for split in splits}) < len(splits):
         raise UserError(
@@ -154,11 +161,12 @@ def answer_rows(
             places.append(f"{split}:{number}")
             origins.append((environment, split.resolve().parent.name, number))
     answers = sampled.known if sampled else {}
-    for batch in rollouts(model, processor, rows, **decoding, done=answers):
-        rewards = scores([(rows[at], rollout.text) for at, rollout in batch.items()], [places[at] for at in batch])
+    for batch in rollouts(model, processor, rows, **decoding, done=answers, told=told):
+        answered = [(rows[at], rollout.text) for at, rollout in batch.items()]
+        rewards = scores(answered, [places[at] for at in batch], told)
         judged = zip(batch.items(), rewards, strict=True)
         found = {
-            at: (reward, *rollout._replace(text=whole_text(rollout.text)), own_metrics(rows[at], rollout.text))
+            at: (reward, *rollout._replace(text=whole_text(rollout.text)), own_metrics(rows[at], rollout.text, told))
             for (at, rollout), reward in judged
         }
         if sampled:
@@ -225,6 +233,7 @@ def main(
     if evaluation.gym:
         register_gym(evaluation.gym, evaluation.gym_servers, gym_python)
     decoding, is_export = evaluation.decoding, start.suffix == ".json"
+    told = loaded.model.thoughts
     asked = {
         "decoding": decoding,
         "environments": {name: sha256_file(path) for name, path in own.items()},
@@ -232,6 +241,7 @@ def main(
         "export": read_record(export, ExportRecord)["content"],
         "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],
         "start": [start.name, read_record(start, ExportRecord)["content"] if is_export else sha256_file(start)],
+        **loaded.model.reading,
     }
     folder, written = export.parent / "model", (decoding, rollouts, output)
     unused = settings_asked(folder)
@@ -244,13 +254,13 @@ def main(
     kept = training / "scores" / name if training.parent.name == STORE else None
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
-        write_results(export, read_table(kept, ROLLOUTS), *written, **more)
+        write_results(export, read_table(kept, ROLLOUTS), *written, told=told, **more)
         return output.with_suffix(SAMPLED).unlink(missing_ok=True)
     by = {"torch": torch.__version__, "transformers": transformers.__version__, "gpus": count_gpus(accelerator) > 0}
     policies = ("export",) if start.suffix == ".parquet" else ("export", "start")
     keys = [sha256_text(canonical_json([asked, by, policy])) for policy in policies]
     sampled = Sampled(output, keys, len(keys) * sum(1 for path in validation for _ in read_rows(path)))
-    answers = partial(answer_rows, splits=validation, decoding=decoding, sampled=sampled)
+    answers = partial(answer_rows, splits=validation, decoding=decoding, sampled=sampled, told=told)
     after = answers(*load_export(export, accelerator))
     unjudged = count_unjudged(after)
     if unjudged:
@@ -265,7 +275,7 @@ def main(
     if kept is not None and not unjudged:
         write_table(table, kept)
     more |= {"unjudged": unjudged} if unjudged else {}
-    write_results(export, table, *written, **more)
+    write_results(export, table, *written, told=told, **more)
     sampled.finish()
 
 

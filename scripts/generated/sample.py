@@ -24,6 +24,7 @@ from scripts.rewards.registry import environment_factory, register
 from scripts.rows.jsonl import environment_named, read_rows
 from scripts.rows.kinds import KINDS
 from scripts.rows.messages import Row
+from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import StagePaths
 from scripts.stage.tables import write_table
@@ -127,8 +128,10 @@ class Kept:
             self.told = now
 
 
-def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int) -> "Engine":
-    """Load an export's model in an engine."""
+def engine_of(
+    name: str, export: Path, decoding: dict[str, Any], accelerator: str, threads: int, told: Told = None
+) -> "Engine":
+    """Load an export's model in an engine; `told` marks the model's thoughts."""
     import torch  # noqa: PLC0415 - what is sampled already needs no model
     from transformers import logging  # noqa: PLC0415
 
@@ -137,11 +140,11 @@ def engine_of(name: str, export: Path, decoding: dict[str, Any], accelerator: st
     if name == "vllm":
         from scripts.generated.vllm_engine import VllmEngine  # noqa: PLC0415
 
-        return VllmEngine(exported_model(export), **decoding)
+        return VllmEngine(exported_model(export), **decoding, told=told)
     from scripts.evaluate.score import load_export  # noqa: PLC0415
     from scripts.model.generate import Sampler  # noqa: PLC0415
 
-    return Sampler(*load_export(export, accelerator), **decoding)
+    return Sampler(*load_export(export, accelerator), **decoding, told=told)
 
 
 def has_gpus(accelerator: str) -> bool:
@@ -218,8 +221,10 @@ def main(
             not_used[name] = unused
         if engine == "transformers" and followed_for(folder, source.decoding):
             question.append(BY_RECIPE)
+        if loaded.model.reading:
+            question.append(loaded.model.reading)
         identity = sha256_text(canonical_json(question))[:16]
-        load = partial(engine_of, engine, export, source.decoding, accelerator, threads)
+        load = partial(engine_of, engine, export, source.decoding, accelerator, threads, loaded.model.thoughts)
         shared = int(number) - 1, int(shards)
         responses, new = sample(load, asked, source.samples, shared, store / identity, f"responses of {name}")
         sampled += new

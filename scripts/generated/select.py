@@ -23,19 +23,22 @@ from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, read_record
 from scripts.rows.messages import Row, closing_text, tools_of
 from scripts.rows.prompts import PICTURE, prompt_of
+from scripts.rows.thoughts import Told, as_message
 from scripts.stage.tables import read_table
 
 Response = dict[str, Any]
 """A row of judged.parquet with `pass_rate` and `value`, which orders the responses to a prompt: reward or score."""
 LONGER, TIES, FILLS = 1.25, 1 / 3, 0.8
 SHOWN_PAIRS, MOST_BINS = 20, 20
+UNFINISHED = "responses whose thoughts do not end"
 
 
 class Selection:
     """Rows being selected from responses by prompt, with the number of left-out responses or prompts by reason."""
 
-    def __init__(self, blend: Blend, responses: list[Response], contents: list[str]) -> None:
-        self.select, self.seed, self.contents = blend.select, blend.seed, contents
+    def __init__(self, blend: Blend, responses: list[Response], contents: list[str], told: Told = None) -> None:
+        """`told` marks the models' thoughts, which stay in the rows."""
+        self.select, self.seed, self.contents, self.told = blend.select, blend.seed, contents, told
         self.models, self.sampled_by = blend.generated.models, blend.generated.seed
         self.responses_each = blend.generated.samples * len(self.models)
         self.left_out: Counter[str] = Counter()
@@ -56,6 +59,8 @@ class Selection:
             value = each["score" if self.select.rank else "reward"]
             if value is not None:
                 yield each | {"pass_rate": rates.get(each["line"]), "value": value}
+            elif each.get("unfinished"):
+                self.left_out[UNFINISHED] += 1
             else:
                 why = "that could not be judged" if each["why"] else "to prompts without an environment"
                 self.left_out[f"responses {why}"] += 1
@@ -95,7 +100,7 @@ class Selection:
         for line, responses in self.chosen():
             for response in self._best(responses, self.select.best):
                 row = prompts[line]
-                messages = [*prompt_of(row), {"role": "assistant", "content": response["response"]}]
+                messages = [*prompt_of(row), as_message(response["response"], self.told)]
                 agent = {"agent_ref": row["agent_ref"]} if "agent_ref" in row else {}
                 yield {**agent, "messages": messages, **_tools(row), "made": self.made(response)}
 
@@ -116,9 +121,11 @@ class Selection:
         return taken
 
     def _able(self, responses: list[Response]) -> list[Response]:
-        """Return the responses that can be imitated: whole ones with a text."""
-        able = [each for each in responses if not each["cut"] and each["response"].strip()]
-        self.left_out["responses that are cut or empty"] += len(responses) - len(able)
+        """Return the responses that can be imitated: whole ones with a text, whose thoughts end."""
+        whole = [each for each in responses if not each["cut"] and each["response"].strip()]
+        able = [each for each in whole if not each.get("unfinished")]
+        self.left_out["responses that are cut or empty"] += len(responses) - len(whole)
+        self.left_out[UNFINISHED] += len(whole) - len(able)
         return able
 
     def preferences(self, prompts: dict[int, Row]) -> Iterator[Row]:
@@ -131,7 +138,7 @@ class Selection:
             self.lengths.append((better["tokens"], worse["tokens"]))
             row, made = prompts[line], {"chosen": self.made(better), "rejected": self.made(worse)}
             answers = {
-                name: [{"role": "assistant", "content": each["response"]}]
+                name: [as_message(each["response"], self.told)]
                 for name, each in (("chosen", better), ("rejected", worse))
             }
             yield {"prompt": prompt_of(row), **answers, **_tools(row), "made": made}
@@ -263,10 +270,12 @@ def main(
 ) -> None:
     """Write the rows of a generated blend, their record as of a source, and what the blend's page shows."""
     loaded = load_recipe(recipe)
-    made, source = loaded.blends[blend], loaded.blends[blend].generated
+    made, source, told = loaded.blends[blend], loaded.blends[blend].generated, loaded.model.thoughts
     records = [read_record(path, ExportRecord) for path in makers]
     contents = {name: record["content"] for name, record in zip(made.makers, records, strict=True)}
-    selection = Selection(made, read_table(judged, JUDGED).to_pylist(), [contents[name] for name in source.models])
+    selection = Selection(
+        made, read_table(judged, JUDGED).to_pylist(), [contents[name] for name in source.models], told
+    )
     asked = {
         prompt.line: prompt.row
         for prompt in prompts_in(prompts, loaded.blends[source.prompts].kind)

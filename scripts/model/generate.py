@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 from scripts.model.generation_settings import TOKENS
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
+from scripts.rows.thoughts import ResponseReader, Told
 
 BATCH, ON_CPU = 256, 32
 """Most rows of a batch. By 32, two cores take 8 to 19 % longer for 96 rows; a kill loses a batch."""
@@ -20,7 +21,7 @@ CACHE_BYTES = 4 * 2**30
 
 
 class Rollout(NamedTuple):
-    """A response: text, tokens before the end token, whether cut by the length limit."""
+    """A response: text with the model's thoughts, tokens before the end token, whether cut by the length limit."""
 
     text: str
     tokens: int
@@ -46,12 +47,14 @@ class Sampler:
         repetition_penalty: float = 1.0,
         stop_token_ids: Sequence[int] = (),
         chat_template_kwargs: dict[str, Any] | None = None,
+        told: Told = None,
     ) -> None:
         model.eval()
         spare_head(model)
         self.seed, self.at_once = seed, ON_CPU if model.device.type == "cpu" else BATCH
         self.model, self.processor, self.tokenizer = model, processor, tokenizer_of(processor)
         self.variables = chat_template_kwargs or {}
+        self.reader = ResponseReader(processor, told)
         self._rendered: dict[int, tuple[Row, str]] = {}
         self.ends = {*end_tokens(model, self.tokenizer), *stop_token_ids}
         model.generation_config = tokens_alone(model.generation_config)
@@ -99,7 +102,7 @@ class Sampler:
             torch.manual_seed(self.seed + number)
             yield {
                 index: Rollout(
-                    self.tokenizer.decode(ids, skip_special_tokens=True),
+                    self.reader.read(prompts[index], ids),
                     len(ids) - (ids[-1] in self.ends),
                     ids[-1] not in self.ends,
                 )

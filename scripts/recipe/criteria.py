@@ -40,6 +40,7 @@ _STATISTICS = {
     "mismatch_share": ["max", "peak"],
     "failed_share": ["final", "max"],
     "unjudged_share": ["final", "max"],
+    "unfinished_thoughts_share": ["final", "max"],
     "generating_share": ["final"],
     "waiting_share": ["final"],
     "training_share": ["final"],

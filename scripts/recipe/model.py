@@ -2,8 +2,9 @@
 
 import os
 import re
+from datetime import date
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
@@ -22,6 +23,36 @@ def _named(name: str) -> str:
     return name
 
 
+class ThoughtMarks(Strict):
+    """The texts around a model's thoughts, such as <think> and </think>."""
+
+    begin: Annotated[str, Field(min_length=1)]
+    end: Annotated[str, Field(min_length=1)]
+
+
+class Spoken(Strict):
+    """What a model's recipe tells of its responses and its chat template, where the files do not."""
+
+    thoughts: ThoughtMarks | Literal["none"] | None = Field(
+        None,
+        exclude=True,
+        description="The marks around the model's thoughts, or none: all that it writes is its answer. Left out: the "
+        "marks of the known families.",
+    )
+    template_date: date | None = Field(
+        None,
+        exclude=True,
+        description="The date that a chat template prints as the day's; left out: 2024-07-26, as in Llama 3's.",
+    )
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return what is told, by name, as records have it; left out what is not."""
+        told = {"thoughts": self.thoughts, "template_date": self.template_date}
+        plain = {name: value.model_dump() if isinstance(value, ThoughtMarks) else value for name, value in told.items()}
+        return {name: str(value) if name == "template_date" else value for name, value in plain.items() if value}
+
+
 class RandomVision(Strict):
     """A vision tower whose patches stand before the decoder as tokens, as in LLaVA (arXiv:2304.08485)."""
 
@@ -33,7 +64,7 @@ class RandomVision(Strict):
     num_attention_heads: Width
 
 
-class RandomModel(Strict):
+class RandomModel(Spoken):
     """A Llama-shaped decoder with random weights and a byte-level tokenizer, for stages without a parent."""
 
     hidden_size: Width
@@ -49,7 +80,7 @@ class RandomModel(Strict):
     """Whether its chat template knows calls of tools and their results."""
 
 
-class PretrainedModel(Strict):
+class PretrainedModel(Spoken):
     """A model in Hugging Face's format, the start of stages without a parent."""
 
     gone: ClassVar = {

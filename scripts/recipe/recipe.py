@@ -56,7 +56,8 @@ AnyStage = Annotated[
 
 def _kind_of_model(model: Any) -> str:
     """Return the tag of a recipe's model, which is pretrained unless a width is given."""
-    is_random = isinstance(model, RandomModel) or (isinstance(model, dict) and model.keys() & RandomModel.model_fields)
+    widths = RandomModel.model_fields.keys() - PretrainedModel.model_fields.keys()
+    is_random = isinstance(model, RandomModel) or (isinstance(model, dict) and model.keys() & widths)
     return "<random>" if is_random else "<pretrained>"
 
 

@@ -24,6 +24,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     settings, stage_name = recipe.settings_of(stage_name), recipe.stage_trained(stage_name)
     values = settings.values_with_effect()
     values |= {"release": settings.release_in(recipe), "seed": recipe.seed_of(stage_name)}
+    values |= {name: told for name, told in recipe.model.reading.items() if name in settings.READS}
     if own := own_environments(recipe, stage_name):
         values["environments"] = {name: sha256_file(path) for name, path in own.items()}
     if not settings.starts_from_export(recipe):

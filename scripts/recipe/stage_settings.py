@@ -4,6 +4,7 @@ A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSetting
 """
 
 from collections.abc import Callable, Iterable
+from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
@@ -13,6 +14,7 @@ from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
+from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.source import Share
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
 
@@ -176,12 +178,15 @@ class TrainingConfig(Training):
 
     `release` pins the trainer's versions, `environments` holds the SHA-256 of the user's environments,
     `template_sha256` of a chat template whose text is not in the config; `model` is set for stages without a parent.
+    `thoughts` and `template_date` are the recipe's model's, where it has them.
     """
 
     seed: int | None
     release: dict[str, str]
     environments: dict[str, str] = Field({})
     template_sha256: str | None = None
+    thoughts: ThoughtMarks | Literal["none"] | None = None
+    template_date: date | None = None
     model: Any = None
 
     def values(self) -> dict[str, Any]:
@@ -212,6 +217,8 @@ class StageSettings(Training):
     """The nodes of a second component of its Slurm job, besides those of `resources`."""
     doubts: ClassVar[list[str]] = []
     """What is likely a mistake in the settings, whatever the model."""
+    READS: ClassVar[tuple[str, ...]] = ()
+    """What the recipe's model tells of thoughts and dates (`reading`) that may change the weights."""
     ROLES: ClassVar[tuple[str, ...]] = ()
     """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 

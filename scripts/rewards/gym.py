@@ -61,22 +61,27 @@ class GymUnavailable(CutOffError):
 
 
 def output_items(text: str) -> list[dict[str, Any]]:
-    """Write a policy's text as a model server hands it to Gym: the text before calls is a message."""
-    calls, said = parse_calls(text), text
+    """Write a policy's text as a model server with a parser of reasoning hands it to Gym.
+
+    Thoughts before an answer are an item of their own, and the text before calls is a message.
+    """
+    thoughts = [thought for thought in getattr(text, "thoughts", ()) if thought]
+    said = str(getattr(text, "exact", text))
+    calls = parse_calls(said)
     if calls:  # a list of calls has no text before it
-        said = text.partition("<tool_call>")[0] if "<tool_call>" in text else ""
-    content = [{"type": "output_text", "text": said, "annotations": []}]
-    message = {"type": "message", "id": "message", "role": "assistant", "status": "completed", "content": content}
-    made = [
-        {
-            "type": "function_call",
-            "call_id": f"call_{place}",
-            "name": call.name,
-            "arguments": json.dumps(call.arguments),
-        }
-        for place, call in enumerate(calls)
-    ]
-    return [message, *made] if said or not calls else made
+        said = said.partition("<tool_call>")[0] if "<tool_call>" in said else ""
+    items = []
+    if thoughts:
+        summary = [{"type": "summary_text", "text": thought} for thought in thoughts]
+        items.append({"type": "reasoning", "id": "reasoning", "status": "completed", "summary": summary})
+    if said or not (calls or thoughts):
+        content = [{"type": "output_text", "text": said, "annotations": []}]
+        message = {"type": "message", "id": "message", "role": "assistant", "status": "completed", "content": content}
+        items.append(message)
+    for place, call in enumerate(calls):
+        made = {"type": "function_call", "call_id": f"call_{place}", "name": call.name}
+        items.append(made | {"arguments": json.dumps(call.arguments)})
+    return items
 
 
 class Silent(Exception):

@@ -11,6 +11,7 @@ from typing import Any
 from scripts.errors import CutOffError, UserError, warn
 from scripts.installed import environments
 from scripts.recipe.gym_release import Gym, GymServer
+from scripts.rewards.answers import UnfinishedThoughts, answer_of
 from scripts.rewards.episode import Episode, tools_of
 from scripts.rewards.gym import RunningServer
 from scripts.rewards.gym_yaml import agents_of
@@ -21,6 +22,7 @@ from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError
 from scripts.rows.kinds import contract_of
 from scripts.rows.messages import Row, shown_question
 from scripts.rows.request import PromptRow
+from scripts.rows.thoughts import Told
 
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
@@ -87,57 +89,80 @@ def check_row(row: Row, by_gym: Collection[str] = ()) -> str | None:
     return spec.check(row)
 
 
-def score(row: Row, response: str) -> float:
+def score(row: Row, response: str, told: Told = None) -> float:
     """Score one held-out response from 0 to 1; Unjudged where the response breaks the verifier.
 
-    UserError where the row or the environment's code is to blame.
+    The verifier gets the answer without the model's thoughts, which `told` marks; UnfinishedThoughts where they do not
+    end. UserError where the row or the environment's code is to blame.
     """
-    verify = spec_of(row).verify
+    spec = spec_of(row)
+    answer = answer_of(response, told) if spec.reads_response else response
+    if answer is None:
+        return UnfinishedThoughts()
     try:
-        return verify(row, response)
+        return spec.verify(row, answer)
     except Exception as error:
-        return _unjudged(error, row, partial(verify, row, HARMLESS))
+        return _unjudged(error, row, partial(spec.verify, row, HARMLESS))
 
 
-def scores(answered: list[tuple[Row, str]], places: Sequence[str] = ()) -> list[float]:
+def scores(answered: list[tuple[Row, str]], places: Sequence[str] = (), told: Told = None) -> list[float]:
     """Score rows with one response each, as `score`; `places` and errors as in `reward_groups`."""
     groups = [(row, [response]) for row, response in answered]
-    return [reward for (reward,) in reward_groups(groups, places, compares=False)]
+    return [reward for (reward,) in reward_groups(groups, places, compares=False, told=told)]
 
 
 def reward_groups(
-    groups: list[tuple[Row, list[str]]], places: Sequence[str] = (), compares: bool = True
+    groups: list[tuple[Row, list[str]]], places: Sequence[str] = (), compares: bool = True, told: Told = None
 ) -> list[list[float]]:
     """Return the rewards of a step's groups in order; calls to processes and servers run at once.
 
     `places` locates the rows for the message of a UserError. With `compares`, an environment may reward a group's
-    responses together. CutOffError (GymUnavailable) when a server is silent.
+    responses together. `told` marks the model's thoughts, which no environment gets. CutOffError (GymUnavailable) when
+    a server is silent.
     """
     begun, rewards = [], []
     for place, (row, responses) in enumerate(groups):
         with naming_row(places, place):
-            begun.append(_begin(row, responses, compares))
+            begun.append(_begin(row, responses, compares, told))
     for place, pending in enumerate(begun):
         with naming_row(places, place):
             rewards.append(list(pending))
     return rewards
 
 
-def _begin(row: Row, responses: list[str], compares: bool) -> Iterable[float]:
+def _begin(row: Row, responses: list[str], compares: bool, told: Told) -> Iterable[float]:
     spec = spec_of(row)
     if spec.compare is None or not compares:
         run = _threads().map if spec.waits else map
-        return run(partial(score, row), responses)
+        return run(partial(score, row, told=told), responses)
+    return _compared(row, responses, told)
+
+
+def _compared(row: Row, responses: list[str], told: Told) -> list[float]:
+    """Return the rewards of a group that its environment compares; responses of unfinished thoughts stay outside."""
+    compare = spec_of(row).compare
+    found = [answer_of(response, told) for response in responses]
+    answers = [answer for answer in found if answer is not None]
+    rewards: Iterable[float] = ()
     try:
-        return spec.compare(row, responses)
+        if answers:
+            rewards = compare(row, answers)
     except Exception as error:
-        return [_unjudged(error, row, partial(spec.compare, row, [HARMLESS] * len(responses)))] * len(responses)
+        rewards = [_unjudged(error, row, partial(compare, row, [HARMLESS] * len(answers)))] * len(answers)
+    by_order = iter(rewards)
+    return [UnfinishedThoughts() if answer is None else next(by_order) for answer in found]
 
 
-def own_metrics(row: Row, response: str) -> dict[str, float]:
-    """Return a response's numbers that earn nothing, by name; none, with a warning at the first, where that fails."""
+def own_metrics(row: Row, response: str, told: Told = None) -> dict[str, float]:
+    """Return a response's numbers that earn nothing, by name; none, with a warning at the first, where that fails.
+
+    They are of the answer without the model's thoughts, which `told` marks, and none where the thoughts do not end.
+    """
+    answer = answer_of(response, told)
+    if answer is None:
+        return {}
     try:
-        return spec_of(row).metrics(row, response)
+        return spec_of(row).metrics(row, answer)
     except UserError as error:
         if (name := row["agent_ref"]["name"]) not in _warned:
             _warned.add(name)

@@ -92,6 +92,7 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     if recipe.evaluation:
         scored = [results / name / file for name in trained for file in ("eval.json", "test.json")]
         values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
+        values |= recipe.model.reading
         named["evaluate"] = RuleSettings(values, scored)
         named["tasks"] = RuleSettings(recipe.evaluation.asked, [results / "tasks.json"])
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
@@ -189,9 +190,10 @@ def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
 def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSettings]:
     """Settings of the rules that sample the responses of a generated blend, judge them and select rows."""
     blend, folder = recipe.blends[name], data / name / "generated"
+    judging, told = judging_of(recipe, name).model_dump(mode="json", include={"gym"}), recipe.model.reading
     asked = {
-        "sample": (blend.generated.asked, sorted(folder.glob("samples/*.parquet"))),
-        "judge": (judging_of(recipe, name).model_dump(mode="json", include={"gym"}), [folder / "judged.parquet"]),
+        "sample": (blend.generated.asked | told, sorted(folder.glob("samples/*.parquet"))),
+        "judge": (judging | told, [folder / "judged.parquet"]),
         "select": (blend.select.model_dump(mode="json"), [folder / f"{name}.jsonl"]),
     }
     return {

@@ -179,6 +179,7 @@ class TrlSettings(StageSettings):
     """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
 
     ADDED = ("data",)
+    READS = ("template_date",)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **more: Any) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ENVIRONMENT_PREFIX, METRIC_PREFIX, DIVERGENCE_PREFIX = "environment/", "metric/", "divergence/"
 BY_NAME = {"environment_rewards": ENVIRONMENT_PREFIX, "own_metrics": METRIC_PREFIX, "divergences": DIVERGENCE_PREFIX}
 UNJUDGED = "rewards/unjudged"
+UNFINISHED = "rewards/unfinished_thoughts"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 REWARD_MODEL = "reward_model"
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
@@ -107,6 +108,7 @@ class GrpoTraining(RolloutTraining):
         "tools/call_frequency": "tool_call_frequency",
         "tools/failure_frequency": "tool_failure_frequency",
         UNJUDGED: "unjudged_share",
+        UNFINISHED: "unfinished_thoughts_share",
         f"rewards/{REWARD_MODEL}/mean": "reward_model_score",
         **{name: name for name in MISMATCH},
     }
@@ -157,6 +159,7 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
     """A stage of reinforcement learning."""
 
     ADDED = ("gym", "data")
+    READS = ("template_date", "thoughts")
     ROLES = (REWARD_MODEL,)
 
     gone = JUDGES_GONE

@@ -45,7 +45,9 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
         factories[ONE_MESSAGE] = OneMessage
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     train_dataset = _with_tools(rows) if factories else with_pictures(rows, job.train_split)
-    rewards, readers, weights = rewards_of(job, in_messages=train_dataset is not rows)
+    rewards, readers, weights = rewards_of(
+        job, in_messages=train_dataset is not rows, processor=start["processing_class"]
+    )
     trainer = MeasuringTrainer(
         reward_funcs=rewards,
         reward_processing_classes=readers,

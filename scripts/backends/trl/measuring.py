@@ -15,10 +15,12 @@ from scripts.errors import UserError, warn
 from scripts.model.generate import sampled_by_arguments
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
-from scripts.rewards.episode import Episode, episode_response
+from scripts.rewards.answers import unfinished_share
+from scripts.rewards.episode import Episode, EpisodeResponse, episode_response
 from scripts.rewards.registry import own_metrics, reward_groups
 from scripts.rewards.verdict import Unjudged
-from scripts.rows.prompts import render
+from scripts.rows.prompts import render, render_prompt
+from scripts.rows.thoughts import ResponseReader
 
 Completion = str | list[dict[str, Any]]
 
@@ -110,13 +112,34 @@ def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -
     return {name: values.mean().item() for name, values in zip(grpo.MISMATCH, measures, strict=True)}
 
 
-def environment_reward(group_size: int, split: Path | None = None) -> Callable[..., list[float]]:
+class StageReader:
+    """Read the completions of a stage as its verifiers do: with the thoughts that the prompt began and their marks."""
+
+    def __init__(self, processor: Any, config: grpo.GrpoTraining) -> None:
+        self.told = config.thoughts
+        self._reader = ResponseReader(processor, self.told)
+        self._processor, self._variables = processor, config.policy.tokenizer.chat_template_kwargs
+
+    def read(self, row: dict[str, Any], prompt: Any, completion: str, ids: list[int]) -> str:
+        """Return the text of a completion of one message; `ids` are its tokens, `prompt` is a text or messages."""
+        if self._reader.keeps_special_tokens:
+            completion = self._reader.decode(ids)
+        if not isinstance(prompt, str):
+            prompt = render_prompt(row, self._processor, **self._variables)
+        return self._reader.whole(prompt, completion)
+
+
+def environment_reward(
+    group_size: int, split: Path | None = None, reader: StageReader | None = None
+) -> Callable[..., list[float]]:
     """Return a TRL reward function: environments reward the `group_size` completions of a prompt together.
 
-    The function takes a step's completions (of this rank), their rows as JSON and the rows' lines in `split`.
-    Logged are each group's mean reward under its environment's name and each response's own metrics (TRL averages both
-    over all ranks), and the share of responses that could not be judged, with a warning at the first.
+    The function takes a step's completions (of this rank), their rows as JSON and the rows' lines in `split`; `reader`
+    reads completions of one message. Logged are each group's mean reward under its environment's name and each
+    response's own metrics (TRL averages both over all ranks), the share of responses whose thoughts do not end, and the
+    share of responses that could not be judged, with a warning at the first.
     """
+    told = reader.told if reader else None
     warned: list[str] = []
 
     def reward(
@@ -125,19 +148,32 @@ def environment_reward(group_size: int, split: Path | None = None) -> Callable[.
         log_metric: Callable[[str, float], None],
         line: Sequence[int] = (),
         environments: Sequence[Any] = (),
+        prompts: Sequence[Any] = (),
+        completion_ids: Sequence[list[int]] = (),
         **_: Any,
     ) -> list[float]:
         episodes = environments or [None] * len(row)
         responses = [_response(*given) for given in zip(completions, episodes, strict=True)]
         starts = range(0, len(row), group_size)
-        groups = [(json.loads(row[start]), responses[start : start + group_size]) for start in starts]
-        rewards = reward_groups(groups, [f"{split}:{line[start]}" for start in starts] if line else ())
-        for (fields, given), group in zip(groups, rewards, strict=True):
-            name = fields["agent_ref"]["name"]
+        fields = {start: json.loads(row[start]) for start in starts}
+        if reader is not None:
+            given = zip(responses, prompts, completion_ids, strict=True)
+            responses = [
+                response
+                if isinstance(response, EpisodeResponse)
+                else reader.read(fields[place - place % group_size], prompt, response, ids)
+                for place, (response, prompt, ids) in enumerate(given)
+            ]
+        groups = [(fields[start], responses[start : start + group_size]) for start in starts]
+        places = [f"{split}:{line[start]}" for start in starts] if line else ()
+        rewards = reward_groups(groups, places, told=told)
+        for (asked, given), group in zip(groups, rewards, strict=True):
+            name = asked["agent_ref"]["name"]
             log_metric(f"{grpo.ENVIRONMENT_PREFIX}{name}", sum(group) / len(group))
-            for metric, value in (each for response in given for each in own_metrics(fields, response).items()):
+            for metric, value in (each for response in given for each in own_metrics(asked, response, told).items()):
                 log_metric(f"{grpo.METRIC_PREFIX}{name}: {metric}", value)
         values = [value for group in rewards for value in group]
+        log_metric(grpo.UNFINISHED, unfinished_share(values))
         unjudged = [
             f"{split}:{line[place] if line else '?'}: {value.why}"
             for place, value in enumerate(values)
@@ -181,13 +217,16 @@ class EndedTexts:
         return self.tokenizer(text=[each + self.end for each in text], **options)
 
 
-def rewards_of(job: TrainingJob, in_messages: bool) -> tuple[list[Callable[..., Any]], list[Any], list[float]]:
+def rewards_of(
+    job: TrainingJob, in_messages: bool, processor: Any
+) -> tuple[list[Callable[..., Any]], list[Any], list[float]]:
     """Return a stage's rewards, the tokenizers of reward models among them (else None), and the weights.
 
-    `in_messages`: TRL has prompts and responses as messages, and renders them itself.
+    `in_messages`: TRL has prompts and responses as messages, and renders them itself. `processor` is the policy's.
     """
     config, folder = job.config, job.roles.get(grpo.REWARD_MODEL)
-    by_environment = environment_reward(config.grpo.num_generations_per_prompt, job.train_split)
+    reader = StageReader(processor, config)
+    by_environment = environment_reward(config.grpo.num_generations_per_prompt, job.train_split, reader)
     if folder is None:
         return [by_environment], [None], [1.0]
     model, tokenizer = load_model(folder, getattr(torch, config.policy.precision)), load_processor(folder)

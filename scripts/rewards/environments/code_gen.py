@@ -64,13 +64,16 @@ def verify(row: dict[str, Any], response: str) -> float:
 
     Without ``fn_name`` a test is standard input and expected output, compared by lines, as text or else as numbers.
     With ``fn_name``, a test is the arguments, one JSON value a line, and the value to expect of the function or the
-    method of a class ``Solution``. A missing code block or a ``<think>`` in the answer is 0.0, and so is a program
-    that fails, dies or takes too long. NotJudged where the process was lost.
+    method of a class ``Solution``. A missing code block or a ``<think>`` in the answer is 0.0, and so are several in
+    the thoughts, and a program that fails, dies or takes too long. NotJudged where the process was lost.
     """
     lines = response.split("\n")
     fences = [number for number, line in enumerate(lines) if "```" in line]
     code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
     if not code or "<think>" in response or "</think>" in response:
+        return 0.0
+    thoughts = "".join(getattr(response, "thoughts", ()))
+    if thoughts.count("<think>") > 1 or thoughts.count("</think>") > 1:
         return 0.0
     tests = row["verifier_metadata"]["unit_tests"]
     cases = zip(tests["inputs"], tests["outputs"], strict=True)
