@@ -65,7 +65,8 @@ def read_scores(folder: Path, task: str, metric: str | None, key: str) -> dict[s
             "dataset": {fact: config.get(word) for fact, word in DATASET.items()},
             "key": key,
         }
-        if generation := config.get("generation_kwargs"):
+        asked = configs.get(name, config)  # of a group: as its first task
+        if generation := asked.get("generation_kwargs"):
             entries[name]["generation"] = generation
     return entries
 

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transformers", "vllm")}
 """The packages whose versions decide an engine's responses."""
+OF_TURNS = "max_tool_calling_iterations"
+"""A setting of responses of several turns, of which none are sampled here."""
 PLAN = "batches.json"
 EVERY = 20.0
 Lines = dict[str, list[Any]]
@@ -137,6 +139,7 @@ def engine_of(
 
     torch.set_num_threads(threads)
     logging.disable_progress_bar()
+    decoding = {key: value for key, value in decoding.items() if key != OF_TURNS}
     if name == "vllm":
         from scripts.generated.vllm_engine import VllmEngine  # noqa: PLC0415
 

@@ -132,6 +132,11 @@ class World:
         (self.root / "model/config.json").write_text(json.dumps(values))
         return self
 
+    def generation(self, **values: Any) -> "World":
+        """With generation settings of the model."""
+        (self.root / "model/generation_config.json").write_text(json.dumps(values))
+        return self
+
     def gym(self, **agents: list[str]) -> "World":
         """With Gym's files of these names in the checkout, which the stage's config names, and their agents."""
         folder = self.root / "checkout" / GYM

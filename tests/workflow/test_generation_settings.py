@@ -4,6 +4,7 @@ What is in effect is what transformers prepares for a real `generate`.
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 pytest.importorskip("trl")
 
@@ -18,7 +20,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from scripts.backends.trl import distillation_trainer, grpo_trainer
 from scripts.evaluate.turns import EpisodeRunner
-from scripts.files import read_json, write_json
+from scripts.files import describe_files, link_to, read_json, write_json
+from scripts.generated import sample
 from scripts.model.generate import Sampler
 from scripts.model.generation_settings import (
     ABOUT_THE_FILE,
@@ -30,8 +33,11 @@ from scripts.model.generation_settings import (
 )
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
+from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.resolve import training_config
-from tests.conftest import ROOT
+from scripts.stage.publish import export_name
+from scripts.stage.tables import ROLLOUTS, read_table
+from tests.conftest import ROOT, SHORT
 from tests.pretrained import save_pretrained
 from tests.stages import Stages
 
@@ -311,3 +317,101 @@ def test_what_a_folder_asks_for_is_told_and_what_changes_no_token_is_not(folder,
     ask(**NEUTRAL)
     assert settings_asked(folder) == {}
     assert json.loads((folder / "generation_config.json").read_text()).keys() >= NEUTRAL.keys()
+
+
+# --- scores ---
+
+
+QUESTIONS = ("Say one.", "Say two, briefly.", "Say three.")
+
+
+@pytest.fixture
+def scored(folder, ask, tmp_path):
+    """A function that scores the folder, as a stage's export and start, on a few rows; it returns the run's results."""
+    from scripts.evaluate import score
+
+    results = tmp_path / "results"
+    split, stage = results / "data/rlvr/val-split.jsonl", results / "rlvr"
+    row = {"agent_ref": {"type": "responses_api_agents", "name": "instruction_following_simple_agent"}}
+    row |= {
+        "instruction_id_list": ["punctuation:no_comma"],
+        "kwargs": [{}],
+        "id": 1,
+        "prompt": "",
+        "grading_mode": "binary",
+    }
+    rows = [row | {"responses_create_params": {"input": text}, "prompt": text} for text in QUESTIONS]
+    split.parent.mkdir(parents=True)
+    split.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    training = results / "store/0123456789abcdef"
+    (training / "exports").mkdir(parents=True)
+    (stage / "hf").mkdir(parents=True)
+
+    def run(start: Path | None = None, **settings: Any) -> dict[str, Any]:
+        ask(**settings)
+        files = describe_files(folder)
+        content = export_name(files)
+        export = training / "exports" / content
+        if not export.exists():
+            shutil.copytree(folder, export)
+        link_to(stage / "hf/model", export)
+        record = {"stage": "rlvr", "step": 1, "identity": "made", "content": content, "files": files}
+        write_json(stage / "hf/record.json", record)
+        score.main(
+            recipe=tmp_path / "recipe.yaml",
+            export=stage / "hf/record.json",
+            start=start or stage / "hf/record.json",
+            validation=[split],
+            rollouts=stage / "rollouts.parquet",
+            output=stage / "eval.json",
+        )
+        return read_json(stage / "eval.json")
+
+    text = yaml.safe_load(SHORT.read_text())
+    text["evaluation"] = {"max_new_tokens": 12}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(text))
+    run.results, run.stored = results, training / "scores"
+    return run
+
+
+def test_scores_are_the_recipes_and_say_what_did_not_count(scored, capsys):
+    def responses() -> list[str]:
+        return read_table(scored.results / "rlvr/rollouts.parquet", ROLLOUTS)["response_after"].to_pylist()
+
+    plain = scored()
+    greedy, stored = responses(), {*scored.stored.iterdir()}
+    assert "not_used" not in plain and plain["decoding"] == {"max_new_tokens": 12, "temperature": 0.0, "seed": 0}
+    asked = scored(**KEYS)
+    assert responses() == greedy and asked["not_used"] == KEYS and asked["decoding"] == plain["decoding"]
+    assert len({*scored.stored.iterdir()} - stored) == 1
+    capsys.readouterr()
+    assert scored(**KEYS)["not_used"] == KEYS
+    assert "from an earlier call" in capsys.readouterr().out, "the same question is not asked twice"
+
+
+def test_a_parents_scores_that_followed_its_folder_are_told_beside_its_childs(scored, tmp_path, capsys):
+    parent = tmp_path / "parent"
+    scored(**KEYS)
+    shutil.copytree(scored.results / "rlvr", parent, symlinks=True)
+    scored(parent / "rollouts.parquet", **KEYS)
+    assert "earlier version" not in capsys.readouterr().err
+    record = read_json(parent / "eval.json")
+    del record["not_used"]
+    write_json(parent / "eval.json", record)
+    shutil.rmtree(scored.stored)
+    scored(parent / "rollouts.parquet", **KEYS)
+    told = capsys.readouterr().err
+    assert (
+        f"{parent}/eval.json: an earlier version sampled these scores by min_new_tokens, no_repeat_ngram_size" in told
+    )
+
+
+def test_a_generated_source_samples_by_its_own_settings_and_its_engine_takes_all_of_them(folder, ask, scored):
+    scored(**KEYS)
+    source = {"kind": "generated", "by": "sft", "prompts": "rlvr1", "max_new_tokens": 3, "repetition_penalty": 1.2}
+    made = GeneratedSource.model_validate(source | {"max_tool_calling_iterations": 2, "top_p": 0.9})
+    engine = sample.engine_of("transformers", scored.results / "rlvr/hf/record.json", made.decoding, "cpu", 1)
+    with prepared_for(engine.model) as found:
+        list(engine.respond([ROW]))
+    expected = {"repetition_penalty": 1.2, "top_p": 0.9, "min_new_tokens": None, "suppress_tokens": None}
+    assert found[-1].items() >= expected.items()

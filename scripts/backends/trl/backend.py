@@ -11,7 +11,7 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
-from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_settings
+from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_sampling, unlikely_settings
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
@@ -118,7 +118,7 @@ class Trl(Backend):
 
     def doubts(self, stage: Stage) -> list[str]:
         """Return settings that are likely mistakes; of a merge none are known."""
-        return [] if stage.settings.kind is None else [*unlikely_settings(stage)]
+        return [] if stage.settings.kind is None else [*unlikely_settings(stage), *unlikely_sampling(stage)]
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return packages off their pins, parts that do not fit together, and rows that no verifier can reward."""
@@ -127,7 +127,7 @@ class Trl(Backend):
             says = misfit(*(stage.role_exports[role] for role in stage.config.parts), *base)
             return [says] if says else []
         problems = []
-        for doubt in (*stage.settings.doubts, *unlikely_settings(stage), *cut_answers(stage)):
+        for doubt in (*stage.settings.doubts, *self.doubts(stage), *cut_answers(stage)):
             warn(f"{stage.name}: {doubt}")
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
@@ -18,7 +17,6 @@ from scripts.stage.stage import Stage
 from scripts.stage.tables import ROLLOUTS, read_table
 
 SAMPLE, MANY = 200, 0.4
-EVALUATION = "evaluation"
 
 
 def unlikely_settings(stage: Stage) -> Iterator[str]:
@@ -33,38 +31,40 @@ def unlikely_settings(stage: Stage) -> Iterator[str]:
     asked = evaluation.max_new_tokens if stage.recipe.is_scored(stage.name) else None
     if shape.context and asked and asked >= shape.context:
         yield f"evaluation.max_new_tokens is {asked}, but the model's max_position_embeddings are {shape.context}"
-    samplers = {EVALUATION: evaluation, "policy.generation": getattr(config.policy, "generation", None)}
+    samplers = {"evaluation": evaluation, "policy.generation": getattr(config.policy, "generation", None)}
     for key, sampling in samplers.items():
         if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
             yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
-    yield from _unused_settings(stage, model, samplers)
-    yield from _penalised_padding(model, samplers)
     layers = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors_of(model) if "norm" not in name}
     for target in config.policy.lora.target_modules if config.policy.lora else ():
         if target.rpartition(".")[2] not in layers:
             yield f"policy.lora.target_modules: no layer of the model is named {target}{nearest(target, layers)}"
 
 
-def _unused_settings(stage: Stage, model: Path, samplers: dict[str, Sampling | None]) -> Iterator[str]:
-    """Yield a line where the model's folder asks for another sampling than that of the stage's rollouts and scores."""
-    asked = settings_asked(model)
-    if not stage.recipe.is_scored(stage.name):
-        samplers = {key: sampling for key, sampling in samplers.items() if key != EVALUATION}
-    sections = [f"{key}.*" for key, sampling in samplers.items() if sampling is not None]
-    if asked and sections:
-        yield words_of(asked, " and ".join(sections))
-
-
-def _penalised_padding(model: Path, samplers: dict[str, Sampling | None]) -> Iterator[str]:
-    """Yield a line for each sampler whose penalty on repetition transformers would also lay on the end token."""
+def unlikely_sampling(stage: Stage) -> Iterator[str]:
+    """Yield what the model's folder asks of sampling in vain, and penalties on repetition that reach the end token."""
+    model, _ = model_at_hand(stage)
+    if model is None or not (model / "config.json").is_file():
+        return
+    samplers = _samplers(stage)
+    if samplers and (asked := settings_asked(model)):
+        yield words_of(asked, " and ".join(f"{key}.*" for key in samplers))
     tokens = tokens_of(model)
     ends, pad = tokens.get("eos_token_id"), tokens.get("pad_token_id")
     is_shared = pad is not None and pad in (ends if isinstance(ends, list) else [ends])
     for key, sampling in samplers.items():
         by_vllm = getattr(sampling, "backend", None) == "vllm"
-        if is_shared and sampling and sampling.repetition_penalty != 1 and not by_vllm:
+        if is_shared and sampling.repetition_penalty != 1 and not by_vllm:
             says = "the model pads with its end token, so padded prompts would penalise the end of a response"
             yield f"{key}.repetition_penalty: {says}; name another token as model.pad_token"
+
+
+def _samplers(stage: Stage) -> dict[str, Sampling]:
+    """Return the sections of the recipe by which a stage's model is sampled: for its scores, and its rollouts."""
+    scores = stage.recipe.evaluation if stage.recipe.is_scored(stage.name) else None
+    rollouts = getattr(stage.config.policy, "generation", None)
+    named = {"evaluation": scores, "policy.generation": rollouts}
+    return {key: sampling for key, sampling in named.items() if sampling is not None}
 
 
 def cut_answers(stage: Stage) -> Iterator[str]:

@@ -16,17 +16,20 @@ from scripts.backends.nemo_rl.checks.context import StageContext, chat_format_of
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
+from scripts.model.generation_settings import settings_asked
 from scripts.model.hugging_face import config_of
 from scripts.recipe.strict import nearest
 from scripts.records import Manifest, read_if_there
 from scripts.rows.bounds import bounded
-from scripts.rows.chat_format import ChatFormat, chat_template_of, compiled_template
+from scripts.rows.chat_format import GENERATION, ChatFormat, chat_template_of, compiled_template
 from scripts.stage.stage import Stage
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg.lora_cfg", "policy.megatron_cfg.peft"
 RATES = ("policy.optimizer", "policy.scheduler")
 PREFIX_CACHE_KEY = "policy.generation.vllm_cfg.enable_prefix_caching"
 SPECULATION_KEY = "policy.generation.vllm_kwargs.speculative_config"
+DEFAULTS_KEY, OF_VLLM = "policy.generation.vllm_kwargs.generation_config", "vllm"
+TAKEN_BY_SERVER = ("repetition_penalty", "min_p", "max_new_tokens")
 CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
@@ -163,6 +166,26 @@ def check_chat_template(context: StageContext) -> Iterator[Finding]:
             64,
             f"{context.model}: its chat template leaves out what was thought in earlier turns, which NeMo-RL trains "
             f"on: a rollout of several user turns fails or is cut wrongly; {instead}",
+        )
+
+
+def check_generation_settings(context: StageContext) -> Iterator[Finding]:
+    """Find settings of the start's generation_config.json by which vLLM's server samples rollouts beside the recipe's.
+
+    NeMo-RL's requests name temperature, top_p and top_k alone; what they leave out, the server takes from the file.
+    """
+    if "nemo_gym" not in context.settings.entry or context.model is None:
+        return
+    is_by_vllm = context.setting("policy.generation.backend", "vllm") == "vllm"
+    asked = {name: value for name, value in settings_asked(context.model).items() if name in TAKEN_BY_SERVER}
+    if asked and is_by_vllm and context.setting(DEFAULTS_KEY) != OF_VLLM:
+        settings = " and ".join(f"{name} {value}" for name, value in asked.items())
+        *sections, last = DEFAULTS_KEY.split(".")
+        remedy = f"{': {'.join(sections)}: {{{last}: {OF_VLLM}{'}' * len(sections)}"
+        yield context.warning(
+            107,
+            f"{context.model}: its {GENERATION} asks for {settings}, which vLLM's server would follow in rollouts, "
+            f"while the update does not; add: {{{remedy}}}",
         )
 
 
