@@ -31,6 +31,8 @@ CALL = prepare(CONSOLE, Path(RESULTS), SITE)
 STAGES = RECIPE.stage_order()
 TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
+# Of stages that answer no held-out prompts, those whose held-out rows of written answers are measured.
+WRITTEN = [name for name in TRAINED if name not in SCORED and RECIPE.settings_of(name).validates]
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
     date_results(Path(RESULTS), STORE)
@@ -129,6 +131,11 @@ def of_blend(*names):
 
 def evaluation_of(wildcards):
     return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
+
+
+def measured_of(wildcards):
+    """What held-out rows gave, of prompts or of written answers."""
+    return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in {*SCORED, *WRITTEN} else []
 
 
 def resources_of(stage):

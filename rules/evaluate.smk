@@ -70,6 +70,22 @@ rule evaluate:
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | (tee -p {log:q} || :)"
 
 
+# What the training measured, in the file of held-out scores.
+rule written:
+    input:
+        metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
+        export=f"{RESULTS}/{{stage}}/hf/record.json",
+    output:
+        f"{RESULTS}/{{stage}}/eval.json",
+    log:
+        f"{RESULTS}/{{stage}}/logs/written.log",
+    wildcard_constraints:
+        stage=one_of(WRITTEN),
+    shell:
+        "python -m scripts.evaluate.written --export {input.export:q} --metrics {input.metrics:q} --output {output:q}"
+        " 2>&1 | (tee -p {log:q} || :)"
+
+
 def root_of(wildcards):
     """The first stage of the chain; of chosen ones the choice, in whose folder lies the config of the chosen."""
     stage = stage_of(wildcards)

@@ -14,7 +14,7 @@ rule card:
         settings=f"{SETTINGS}/card.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
-        evaluation=evaluation_of,
+        evaluation=measured_of,
         benchmarks=benchmarks_of_tasks,
         test=test_of,
         gate=f"{RESULTS}/{{stage}}/gate.json",

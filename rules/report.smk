@@ -2,7 +2,7 @@
 WHAT_STAGES_LEFT = {
     "records": of_stages("ckpt/record.json"),
     "metrics": of_stages("metrics.parquet"),
-    "evaluations": of_stages("eval.json", among=SCORED),
+    "evaluations": of_stages("eval.json", among=[*SCORED, *WRITTEN]),
     "gates": of_stages("gate.json", "criteria.json"),
     "benchmarks": of_stages("benchmarks.json", among=BENCHMARKED),
     "choices": expand(f"{RESULTS}/{{choice}}/choice.json", choice=RECIPE.choices),

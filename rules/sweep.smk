@@ -4,9 +4,14 @@
 # The records that speak for a candidate, and that a choice publishes of the candidate that it chose.
 SMALL = ["ckpt/record.json", "hf/record.json", "gate.json", "criteria.json", "metrics.parquet", "config.yaml"]
 SMALL += ["benchmarks.json"] if TASKS else []
-LARGE = []
-if any(map(RECIPE.is_scored, RECIPE.choices)):
-    SMALL, LARGE = [*SMALL, "eval.json"], ["rollouts.parquet"]
+SCORED_CHOICES = [name for name in RECIPE.choices if RECIPE.is_scored(name)]
+OTHER_CHOICES = [name for name in RECIPE.choices if name not in SCORED_CHOICES]
+
+
+CHOOSE = (
+    "python -m scripts.evaluate.choose --results {params.results:q} {params.options:q} --store {params.store:q}"
+    " --folder {params.folder:q} 2> {log:q}"
+)
 
 
 def of_candidates(*names):
@@ -28,21 +33,43 @@ def options_of(wildcards):
 checkpoint choose:
     input:
         f"{SETTINGS}/choose/{{choice}}.json",
-        of_candidates(*SMALL),
-        ancient(of_candidates(*LARGE)),
+        of_candidates(*SMALL, "eval.json"),
+        ancient(of_candidates("rollouts.parquet")),
     output:
         directory(expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=["ckpt", "hf"])),
-        expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=SMALL + LARGE),
+        expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=[*SMALL, "eval.json", "rollouts.parquet"]),
         choice=f"{RESULTS}/{{choice}}/choice.json",
     log:
         f"{RESULTS}/{{choice}}/logs/choose.log",
     wildcard_constraints:
-        choice=one_of(RECIPE.choices),
+        choice=one_of(SCORED_CHOICES),
     params:
         results=RESULTS,
         store=f"{CONFIG.results}/benchmarks",
         options=options_of,
         folder=subpath(output.choice, parent=True),
     shell:
-        "python -m scripts.evaluate.choose --results {params.results:q} {params.options:q} --store {params.store:q}"
-        " --folder {params.folder:q} 2> {log:q}"
+        CHOOSE
+
+
+# Of stages that answer no held-out prompts, by tasks or by what their held-out rows of written answers gave: the same
+# with fewer files, written out because a rule that is used again is no checkpoint.
+checkpoint choose_written:
+    input:
+        f"{SETTINGS}/choose/{{choice}}.json",
+        of_candidates(*SMALL),
+    output:
+        directory(expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=["ckpt", "hf"])),
+        expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=SMALL),
+        choice=f"{RESULTS}/{{choice}}/choice.json",
+    log:
+        f"{RESULTS}/{{choice}}/logs/choose.log",
+    wildcard_constraints:
+        choice=one_of(OTHER_CHOICES),
+    params:
+        results=RESULTS,
+        store=f"{CONFIG.results}/benchmarks",
+        options=options_of,
+        folder=subpath(output.choice, parent=True),
+    shell:
+        CHOOSE

@@ -149,6 +149,17 @@ class DataEnded(TypedDict):
     resumes: Count
 
 
+class Selected(TypedDict):
+    """The end of a stage with `stop_when`: the best step with its value, the last trained, the planned."""
+
+    metric: str
+    publish: str
+    best: Count
+    value: float
+    last: Count
+    planned: Count
+
+
 class ModelSource(TypedDict):
     """The origin of a pretrained model; `content` is the export's."""
 
@@ -172,6 +183,7 @@ class Origins(TypedDict, total=False):
     release: dict[str, str] | None
     data: Data
     data_ended: DataEnded
+    selected: Selected
     trained_by: list[Span]
     parents: list["Parent"]
     roles: dict[str, "Parent"]
@@ -248,12 +260,34 @@ class Scores(TypedDict):
     metrics: NotRequired[dict[str, "Scores"]]
 
 
+class Figures(TypedDict):
+    """A figure of held-out rows before and after a stage; null: not measured."""
+
+    before: float | None
+    after: float | None
+    change: float | None
+
+
+class HeldOutLoss(TypedDict, total=False):
+    """What held-out rows of written answers gave; `step` was measured last."""
+
+    rows: Required[int | None]
+    step: Required[int | None]
+    loss: Figures
+    accuracy: Figures
+    margin: Figures
+
+
 class Evaluation(TypedDict):
-    """eval.json; `not_used` are settings of the model's generation_config.json that do not count."""
+    """eval.json: scores of held-out prompts where a stage answers some, and of written answers the validation.
+
+    `not_used` are settings of the model's generation_config.json that do not count.
+    """
 
     stage: str
-    environments: dict[str, Scores]
-    mean: Scores
+    environments: NotRequired[dict[str, Scores]]
+    mean: NotRequired[Scores]
+    validation: NotRequired[HeldOutLoss]
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
     not_used: NotRequired[dict[str, Any]]

@@ -141,4 +141,13 @@ def weights_hash(run: Path, step: int) -> str:
 
 def logged(run: Path) -> list[dict[str, Any]]:
     """The steps that a run logged."""
+    return [entry for entry in _lines_of(run) if "seconds" in entry]
+
+
+def measured(run: Path) -> list[dict[str, Any]]:
+    """What a run logged where it measured the held-out rows, before the first step too."""
+    return [entry for entry in _lines_of(run) if "validation_rows" in entry]
+
+
+def _lines_of(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

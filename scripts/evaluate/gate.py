@@ -20,6 +20,7 @@ from scripts.recipe.model import MODEL
 from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Benchmarks, Criteria, Evaluation, Gate, read_if_there, read_record
 from scripts.stage.bootstrap import LEAST_ROWS
+from scripts.stage.measured import trained_steps
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps
 from scripts.stage.tables import METRICS, read_table
@@ -92,14 +93,18 @@ def judge_steps(criterion: Criterion, entries: list[dict[str, Any]]) -> Measurem
     """
     statistic, column, widest = STEP_METRICS[criterion.metric]
     measured = [entry for entry in entries if entry.get(column) is not None]
-    if not measured:
+    is_relative = statistic in ("ratio", "change") and column.startswith("validation_")
+    if len(measured) < (2 if is_relative else 1):
         return None
     window = max(1, min(widest, len(measured) // 2))
     over = f"means of {window} steps" if window > 1 else "single steps"
     values = np.array([entry[column] for entry in measured], dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         means = np.lib.stride_tricks.sliding_window_view(values, window).mean(axis=1)
-        means = means / means[0] if statistic == "ratio" else means
+        if statistic == "ratio":
+            means = means / means[0]
+        elif statistic == "change":
+            means = means - means[0]
     means = np.where(np.isfinite(means), means, np.nan)
     value = float({"max": means.max(), "min": means.min()}.get(statistic, means[-1]))
     low, high = limits(criterion)
@@ -220,12 +225,12 @@ def main(
 ) -> None:
     """Judge a stage by the recipe's criteria."""
     settings, model = load_recipe(recipe).settings_of(stage), StagePaths(output.parent).sibling(MODEL).export
-    steps = read_table(metrics, METRICS).to_pylist()
+    logged = read_table(metrics, METRICS).to_pylist()
     held_out = read_record(evaluation, Evaluation) if evaluation else None
     tasks = read_record(benchmarks, Benchmarks) if benchmarks else None
     config = read_if_there(model / "config.json", dict[str, Any]) or {}
-    more = default_criteria(settings, len(steps), config.get("vocab_size", BYTE_VOCABULARY))
-    judged = [(criterion, judge(criterion, steps, held_out, tasks)) for criterion in settings.gate + more]
+    more = default_criteria(settings, len(trained_steps(logged)), config.get("vocab_size", BYTE_VOCABULARY))
+    judged = [(criterion, judge(criterion, logged, held_out, tasks)) for criterion in settings.gate + more]
     own = len(settings.gate)
     kept = judged[:own] + [each for each in judged[own:] if each[1].outcome != "not measured"]
     record = criteria_record(stage, [criterion for criterion, _ in kept], [result for _, result in kept])

@@ -43,7 +43,9 @@ from scripts.rows.request import PromptRow, problem_of
 from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
 from scripts.stage.estimate import SAMPLED, Batch
+from scripts.stage.measured import held_out_loss
 from scripts.stage.paths import STORE
+from scripts.stage.progress import read_log
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
 
 EVERY = 20.0
@@ -209,6 +211,13 @@ def warn_of_followed(start: Path, followed: list[str]) -> None:
         )
 
 
+def validation_of(export: ExportRecord, training: Path) -> dict[str, Any]:
+    """Return what the training measured of held-out rows of written answers, as eval.json has it; else nothing."""
+    is_own = training.parent.name == STORE and "quantized" not in export
+    found = held_out_loss(read_log(training / "metrics.jsonl"), export["step"]) if is_own else None
+    return {"validation": found} if found else {}
+
+
 def main(
     recipe: Path,
     export: Annotated[Path, "the stage's hf/record.json"],
@@ -250,6 +259,8 @@ def main(
         asked["sampled"] = BY_RECIPE
         warn_of_followed(start, followed)
     training = (export.parent / "model").resolve().parents[1]
+    if output.name == "eval.json":
+        more |= validation_of(read_record(export, ExportRecord), training)
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
     kept = training / "scores" / name if training.parent.name == STORE else None
     if kept is not None and kept.exists():

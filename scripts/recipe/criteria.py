@@ -14,11 +14,11 @@ BENCHMARKS = ("benchmark_score", "benchmark_change", "worst_benchmark_change")
 class StepMetric(NamedTuple):
     """A statistic of a column of metrics.parquet, over means of windows of at most so many measured steps.
 
-    final: the last window; ratio: the last over the first; max, min: the largest and the smallest of all; peak: the
-    largest step.
+    final: the last window; ratio: the last over the first; change: the last less the first; max, min: the largest and
+    the smallest of all; peak: the largest step.
     """
 
-    statistic: Literal["final", "ratio", "max", "min"]
+    statistic: Literal["final", "ratio", "change", "max", "min"]
     column: str
     window: int
 
@@ -28,8 +28,11 @@ _STATISTICS = {
     "kl": ["max"],
     "gen_kl_error": ["max", "peak"],
     "token_mult_prob_error": ["max"],
-    "validation_loss": ["final"],
-    "validation_accuracy": ["final"],
+    "validation_loss": ["final", "ratio", "change"],
+    "validation_accuracy": ["final", "change"],
+    "validation_margin": ["final", "change"],
+    "accuracy": ["final"],
+    "margin": ["final"],
     "grad_norm": ["max"],
     "reward_std": ["final", "min"],
     "zero_variance_share": ["final", "max"],
@@ -49,7 +52,9 @@ _STATISTICS = {
     "tool_failure_frequency": ["final", "max"],
 }
 STEP_METRICS = {
-    f"{column.removesuffix('_mean')}_ratio" if statistic == "ratio" else f"{statistic}_{column}": StepMetric(
+    f"{column.removesuffix('_mean')}_{statistic}"
+    if statistic in ("ratio", "change")
+    else f"{statistic}_{column}": StepMetric(
         "max" if statistic == "peak" else statistic,
         column,
         1 if statistic == "peak" or column.startswith("validation_") else WINDOW,

@@ -18,6 +18,8 @@ from scripts.recipe.strict import Name, Strict, invalid, refuse_misnamed
 from scripts.recipe.yaml_file import merge, nested
 
 HELD_OUT_MEAN = "held_out_mean"
+VALIDATED = {"validation_loss": False, "validation_accuracy": True, "validation_margin": True}
+"""Figures of held-out rows of written answers by which the best is chosen, and whether higher is better."""
 KEYS = frozenset({"sweep", "best"})
 MOST_VARIANTS = 1000
 """Most variants of a stage."""
@@ -37,7 +39,7 @@ class ParentChoice(Strict):
     each: bool = False
     """Start from each: the stage gets as many variants."""
     best: str | None = None
-    """Start from the best by held_out_mean or a task's score."""
+    """Start from the best by held_out_mean, a task's score or a figure of held-out rows, as validation_loss."""
     checkpoint: Annotated[PositiveInt | list[PositiveInt] | None, BeforeValidator(_check_steps)] = None
     """Start from this step, or from the best of these; none: from the last."""
 

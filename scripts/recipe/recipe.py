@@ -16,7 +16,7 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation, without_scores
-from scripts.recipe.expand import HELD_OUT_MEAN, MADE, CheckpointOf, Choice, expand
+from scripts.recipe.expand import HELD_OUT_MEAN, MADE, VALIDATED, CheckpointOf, Choice, expand
 from scripts.recipe.generated import checked_in
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
@@ -258,15 +258,23 @@ class Recipe(Strict):
                 left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
                 if 0 < left < taken:
                     raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
-        for checkpoint in self.checkpoints.values():
-            last = self.stages[checkpoint.stage].planned_step(None)
-            if last is not None and checkpoint.step > last:
-                raise invalid(f"has no step {checkpoint.step}, its last is {last}", f"stages.{checkpoint.stage}")
+        self._checkpoints_are_reached()
         try:
             self.stage_order()
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
+
+    def _checkpoints_are_reached(self) -> None:
+        """Refuse an earlier checkpoint that its stage never comes to, or may never come to."""
+        for checkpoint in self.checkpoints.values():
+            stage, at = self.stages[checkpoint.stage], f"stages.{checkpoint.stage}"
+            if stage.stopping is not None:
+                says = f"stop_when may end it before step {checkpoint.step}, which another stage names; leave one out"
+                raise invalid(says, at)
+            last = stage.planned_step(None)
+            if last is not None and checkpoint.step > last:
+                raise invalid(f"has no step {checkpoint.step}, its last is {last}", at)
 
     def _goes_on(self, name: str, stage: StageSettings) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
@@ -339,9 +347,23 @@ class Recipe(Strict):
             if choice.by == "worst_environment_change":
                 says = f"choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
                 raise invalid(f"best: {choice.by} is gone: {says}, which leaves out what it stops", at)
-            refuse_misnamed(at, "score", choice.by, [HELD_OUT_MEAN, *tasks])
-            if choice.by not in tasks and not all(map(self.is_scored, choice.among)):
-                raise invalid("gets no held-out scores, by which the best is to be chosen", at)
+            refuse_misnamed(at, "score", choice.by, [HELD_OUT_MEAN, *VALIDATED, *tasks])
+            stage = self.settings_of(choice.among[0])
+            if choice.by in VALIDATED:
+                self._is_validated(choice, at)
+            elif choice.by not in tasks and not all(map(self.is_scored, choice.among)):
+                more = "; say best: validation_loss" if stage.validates else ""
+                raise invalid(f"gets no held-out scores, by which the best is to be chosen{more}", at)
+
+    def _is_validated(self, choice: Choice, at: str) -> None:
+        """Refuse a choice by a figure of held-out rows that a candidate does not have."""
+        for stage in map(self.settings_of, choice.among):
+            known = [] if not stage.validates else ["validation_loss", *stage.figures]
+            if choice.by not in known:
+                has = ", ".join(known) or "none"
+                raise invalid(f"measures no {choice.by} of held-out rows, by which to choose (it has: {has})", at)
+            if not stage.section.val_at_end and stage.stopping is None:
+                raise invalid(f"{choice.by} is of the checkpoint; leave {stage.algorithm}.val_at_end true", at)
 
     def seed_of(self, name: str) -> int | None:
         """Return the seed of a stage's training; None: the seed of the backend's config."""

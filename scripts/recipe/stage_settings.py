@@ -16,6 +16,7 @@ from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.source import Share
+from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
 
 if TYPE_CHECKING:
@@ -27,6 +28,16 @@ KINDS = {"sft": "demonstrations", "grpo": "prompts", "distillation": "prompts", 
 KINDS |= dict.fromkeys(("dpo", "mpo", "reward"), "preferences")
 
 
+METRICS_OF_BEST = {
+    "train:reward_mean": "reward_mean",
+    "train:loss": "loss",
+    "val:loss": "validation_loss",
+    "val:validation_loss": "validation_loss",
+    "val:accuracy": "validation_accuracy",
+}
+"""The columns of metrics.parquet by which the best checkpoints are kept."""
+
+
 class Checkpointing(Strict):
     """When a run directory gets a checkpoint. Changes no weight."""
 
@@ -36,8 +47,8 @@ class Checkpointing(Strict):
     """Newest checkpoints to keep; none: all."""
     keep_top_k: NonNegativeInt = 0
     """Best checkpoints to keep besides the newest."""
-    metric_name: Literal["train:reward_mean", "train:loss"] = "train:reward_mean"
-    """The metric, at the checkpoint's step, of the best."""
+    metric_name: Literal[*METRICS_OF_BEST] = "train:reward_mean"
+    """The metric, at the checkpoint's step, of the best; of val: where held-out rows are measured at such steps."""
     higher_is_better: bool = True
     keep_steps: list[PositiveInt] = Field([])
     """More steps to keep checkpoints of; multiples of save_period."""
@@ -144,6 +155,8 @@ class Training(Strict):
     """The named chat template; None: the template of the stage's start."""
     sampling_given: ClassVar[frozenset[str] | None] = None
     """The settings of rollouts that earlier commits never took from the start's folder; None: they took none."""
+    figures: ClassVar[tuple[str, ...]] = ()
+    """What is measured of held-out rows of written answers besides their loss, by column of metrics.parquet."""
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
@@ -167,6 +180,16 @@ class Training(Strict):
     def longest_row(self) -> int:
         """Most tokens of a row of the split: of its prompt where responses are sampled."""
         return self.max_length
+
+    @property
+    def stopping(self) -> StopWhen | None:
+        """What ends the stage early; None: it trains to the planned step."""
+        return None
+
+    @property
+    def validates(self) -> bool:
+        """Whether the training measures held-out rows of written answers, as eval.json then tells."""
+        return False
 
     def planned_step(self, train_rows: int | None) -> int | None:
         """Return the last step of the stage; None where it depends on unknown training rows."""

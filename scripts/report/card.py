@@ -58,7 +58,8 @@ def model_card(
         step_text=step_text,
         model=_model(link.paths.export) | {"code": code_among(link.exported["files"])},
         configs=[(each.name, config_text(each.settings)) for each in chain if each.settings],
-        evaluation=evaluation,
+        evaluation=evaluation if evaluation and "environments" in evaluation else None,
+        validation=(evaluation or {}).get("validation"),
         selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain]),
         benchmarks=benchmarks,
         gate=read_if_there(link.paths.gate, Gate),
@@ -130,7 +131,7 @@ def _sources(chain: list[Link]) -> Iterator[tuple[str, str]]:
 
 
 def _results(evaluation: Evaluation | None, split: str) -> Iterator[EvalResult]:
-    for name, entry in evaluation["environments"].items() if evaluation else ():
+    for name, entry in (evaluation or {}).get("environments", {}).items():
         yield EvalResult(
             task_type="text-generation",
             dataset_type=name,

@@ -70,7 +70,7 @@ class ComparedStage:
     @cached_property
     def figures(self) -> list[Figure]:
         """Curves on the same axes."""
-        return list(figures_of({run: stage.metrics for run, stage in self.stages.items()}))
+        return list(figures_of({run: stage.logged for run, stage in self.stages.items()}))
 
     @cached_property
     def differing(self) -> list[tuple[str, list[Any]]]:

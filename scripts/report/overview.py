@@ -124,7 +124,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
             progress[name] = f"damaged: {error}"
             print(error, file=sys.stderr)
     checkpoints = {name: TrainedStage(StagePaths(results / name)) for name in lineage.started.keys() - lineage.parents}
-    scored = {name: stage.evaluation for name, stage in (trained | checkpoints).items() if stage.evaluation}
+    scored = {name: stage.evaluation for name, stage in (trained | checkpoints).items() if scores_of(stage.evaluation)}
     chains = lineage.chains({name: evaluation["mean"]["after"] for name, evaluation in scored.items()})
     on_chain = {name for chain in chains for name in (*chain, *map(lineage.stage_of, chain))}
     shown = {name: stage for name, stage in trained.items() if name in on_chain or name not in lineage.sweep_of}
@@ -164,7 +164,7 @@ def _swept(lineage: Lineage, card: str, trained: Mapping[str, TrainedStage], sho
     """Return a sweep's progress, score range, the chain's variant and choices."""
     variants = [name for name, sweep in lineage.sweep_of.items() if sweep == card]
     evaluations = [trained[name].evaluation for name in variants if name in trained]
-    scores = sorted(evaluation["mean"]["after"] for evaluation in evaluations if evaluation)
+    scores = sorted(evaluation["mean"]["after"] for evaluation in evaluations if scores_of(evaluation))
     best = next((name for name in variants if name in shown), None)
     words = f"{sum(name in trained for name in variants)} of {len(variants)} variants trained"
     words += f", scores {scores[0]:.2f} to {scores[-1]:.2f}" if scores else ""
@@ -251,5 +251,7 @@ def _lines(parents: Mapping[str, str]) -> list[list[str]]:
 
 def _progress(stage: TrainedStage) -> str:
     steps, ended = stage.record["step"], stage.record.get("data_ended")
+    if selected := stage.record.get("selected"):
+        return f"step {steps} of {selected['last']}, {stage.cost.text}"
     whole = f" of {ended['planned']}, {ended['rows_skipped']} rows skipped" if ended else ""
     return f"{steps} step{'s' if steps != 1 else ''}{whole}, {stage.cost.text}"

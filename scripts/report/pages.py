@@ -1,5 +1,6 @@
 """Write the pages of a whole run: overview, environments, sweeps, and summary.csv."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,12 @@ class Variant:
         scores = scores_of(self.trained and self.trained.evaluation)
         return scores[-1] if scores else None
 
+    @property
+    def loss(self) -> float | None:
+        """The loss on held-out rows of written answers after the stage."""
+        validation = self.trained.validation if self.trained else None
+        return validation["loss"]["after"] if validation else None
+
 
 def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:
     """Write the pages of a run; damaged records are printed and left out."""
@@ -68,11 +75,12 @@ def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) 
     write_overview(results, Lineage(parents, sweep_of, choices, roles), results / "overview.html")
     rows = list(rows_of(paths[name] for name in stages))
     write_text(results / "summary.csv", pd.DataFrame(rows).to_csv(index=False, float_format="%.6g"))
-    evaluations = [readable(paths[name].evaluation, Evaluation, tells=True) for name in stages]
+    measured = [readable(paths[name].evaluation, Evaluation, tells=True) for name in stages]
+    evaluations = [evaluation for evaluation in measured if scores_of(evaluation)]
     benchmarks = [readable(paths[name].benchmarks, Benchmarks, tells=True) for name in (MODEL, *stages)]
-    if any(evaluations) or any(benchmarks):
+    if evaluations or any(benchmarks):
         page = results / "environments.html"
-        write_environments_page([*filter(None, evaluations)], page, [*filter(None, benchmarks)], rows)
+        write_environments_page(evaluations, page, [*filter(None, benchmarks)], rows)
     for sweep, varied in loaded.sweeps.items():
         among = [name for name, choice in loaded.choices.items() if choice.stage == sweep]
         write_sweep_page(results, sweep, varied, among, results / sweep / "sweep.html")
@@ -153,7 +161,14 @@ def read_variants(results: Path, varied: Mapping[str, dict[str, Any]], choices: 
                 variant.notes.append(f"left out{at}: {candidate['left_out']}")
             elif variant and candidate["tied"]:
                 variant.notes.append(f"tied with the chosen{at}")
-    return sorted(found.values(), key=lambda each: (-(each.mean.after if each.mean else -1.0), each.name))
+    return sorted(found.values(), key=_order)
+
+
+def _order(variant: Variant) -> tuple[float, float, str]:
+    """Return by what variants are sorted: the highest score first, or the lowest loss on held-out rows."""
+    score = variant.mean.after if variant.mean else -1.0
+    loss = math.inf if variant.loss is None else variant.loss
+    return -score, loss, variant.name
 
 
 def merged(variants: list[Variant], results: Path) -> list[Variant]:
@@ -192,7 +207,7 @@ def write_sweep_page(
         parameters=list(dict.fromkeys(key for values in varied.values() for key in values)),
         variants=shown,
         in_all=len(variants),
-        figures=list(figures_of({name: stage.metrics for name, stage in [*drawn.items()][: len(COLOURS)]})),
+        figures=list(figures_of({name: stage.logged for name, stage in [*drawn.items()][: len(COLOURS)]})),
         cost=total([stage.cost for stage in trained.values()]),
         trained=len(trained),
         steps=sum(stage.record["step"] for stage in trained.values()),

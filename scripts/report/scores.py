@@ -44,13 +44,18 @@ def scores_of(record: Evaluation | Benchmarks | None) -> list[Score]:
     """Return the scores of an eval.json (environments, then the mean) or of a benchmarks.json."""
     if record is None:
         return []
-    entries = record["benchmarks"] if "benchmarks" in record else record["environments"] | {"mean": record["mean"]}
+    if "benchmarks" in record:
+        entries = record["benchmarks"]
+    elif "mean" in record:
+        entries = record["environments"] | {"mean": record["mean"]}
+    else:
+        entries = {}  # a stage that answers no prompts
     return [_score(name, entry) for name, entry in entries.items()]
 
 
 def scores_by_tag(record: Evaluation | None, key: Literal["tags", "metrics"] = "tags") -> list[Score]:
     """Return the scores of an eval.json by environment and tag, or its own metrics by environment and name."""
-    environments = record["environments"].items() if record else ()
+    environments = (record or {}).get("environments", {}).items()
     return [
         _score(f"{short_name(name)}: {part}", scores)
         for name, entry in environments

@@ -19,6 +19,7 @@ from scripts.records import (
     Criteria,
     Evaluation,
     Gate,
+    HeldOutLoss,
     JudgedCriterion,
     read_if_there,
     read_record,
@@ -27,7 +28,9 @@ from scripts.report.page import number_text, short_name
 from scripts.report.scores import scores_of
 from scripts.stage.attempts import read_attempts
 from scripts.stage.bootstrap import Change, changes
+from scripts.stage.measured import held_out_loss
 from scripts.stage.paths import StagePaths
+from scripts.stage.stopping import words_of_selected
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
 
 AS_OF = ".step-"
@@ -91,12 +94,28 @@ class TrainedStage:
     benchmarks = part(lambda stage: read_if_there(stage.paths.benchmarks, Benchmarks), "Scores on benchmarks, or None.")
 
     @cached_property
+    def logged(self) -> pd.DataFrame:
+        """One row a step, and before these what held-out rows gave before the first step; UserError without any."""
+        logged = read_table(self.paths.metrics, METRICS).to_pandas()
+        if logged.empty:
+            raise UserError(f"{self.paths.metrics}: damaged (no step in it); {AGAIN}")
+        return logged
+
+    @cached_property
     def metrics(self) -> pd.DataFrame:
         """One row a step; UserError without any."""
-        metrics = read_table(self.paths.metrics, METRICS).to_pandas()
-        if metrics.empty:
-            raise UserError(f"{self.paths.metrics}: damaged (no step in it); {AGAIN}")
-        return metrics
+        is_step = self.logged["seconds"].notna() | self.logged["validation_loss"].isna()
+        return self.logged[is_step].reset_index(drop=True)
+
+    @property
+    def selected(self) -> str:
+        """Which checkpoint of how many steps is published, in words; nothing for a stage that is not stopped early."""
+        return words_of_selected(self.record)
+
+    @cached_property
+    def validation(self) -> HeldOutLoss | None:
+        """What held-out rows of written answers gave before and after the stage; None: none were measured."""
+        return held_out_loss(read_table(self.paths.metrics, METRICS).to_pylist(), self.record["step"])
 
     @cached_property
     def rollouts(self) -> pd.DataFrame | None:
@@ -149,6 +168,7 @@ class TrainedStage:
             "reward_first": first["reward_mean"],
             "reward_last": last["reward_mean"],
             "loss_last": last["loss"],
+            **validation_cells(self.validation),
             "steps": self.record["step"],
             "hours": self.cost.hours,
             "gpu_hours": self.cost.gpu_hours,
@@ -207,6 +227,17 @@ def held_out(evaluation: Evaluation | None) -> dict[str, Any]:
         "held_out_after": mean and mean.after,
         "worst_environment": min(changes, key=changes.get, default=None),
         "worst_change": min(changes.values(), default=None),
+    }
+
+
+def validation_cells(found: HeldOutLoss | None) -> dict[str, Any]:
+    """Return the cells of held-out rows of written answers; empty without any."""
+    loss = (found or {}).get("loss", {})
+    accuracy = (found or {}).get("accuracy", {})
+    return {
+        "validation_loss_before": loss.get("before"),
+        "validation_loss_after": loss.get("after"),
+        "validation_accuracy_after": accuracy.get("after"),
     }
 
 

@@ -101,8 +101,12 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
 
 def step_text(record: dict[str, Any]) -> str:
-    """Return a checkpoint's step, with the planned step where its data ended early."""
-    return f"{record['step']} of {record['data_ended']['planned']}" if "data_ended" in record else str(record["step"])
+    """Return a checkpoint's step; of the planned where its data ended early, and of the trained where it was chosen."""
+    if "data_ended" in record:
+        return f"{record['step']} of {record['data_ended']['planned']}"
+    if "selected" in record:
+        return f"{record['step']} of {record['selected']['last']}"
+    return str(record["step"])
 
 
 def words_of_skipped(record: dict[str, Any]) -> str:

@@ -30,6 +30,7 @@ from scripts.stage.remote import later_step
 from scripts.stage.rule_settings import data_to_be_made
 from scripts.stage.rundir import ELSEWHERE, newest_step
 from scripts.stage.stage import Stage
+from scripts.stage.stopping import ending_in, words_of_selected
 from scripts.stage.store import identity_in
 
 FACTS = {
@@ -178,7 +179,7 @@ def _state_of(
     own = run if first else stage.training
     if not first:
         attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
-        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, stage.begun))
+        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, stage))
     for folder in dict.fromkeys((own, run)):
         if owner := holder(owner_of(folder), latest):
             return replace(state, state="training", note=describe(owner), trains_other=folder != own)
@@ -186,8 +187,11 @@ def _state_of(
         return state
     record = read_if_there(stage.paths.record, CheckpointRecord)
     is_ours = record is not None and record["identity"] == state.identity
-    if is_ours and (record["step"] == planned or "data_ended" in record):
-        return replace(state, state="fresh", end=record["step"], skipped=words_of_skipped(record))
+    if is_ours and (record["step"] == planned or "data_ended" in record or "selected" in record):
+        end = record["selected"]["last"] if "selected" in record else record["step"]
+        selected = words_of_selected(record)
+        skipped = f"published {selected}" if selected else words_of_skipped(record)
+        return replace(state, state="fresh", end=end, skipped=skipped)
     if store and state.left:
         state = replace(state, **_elsewhere(store, state))
         if stage.settings.continues and state.start == stage.begun:
@@ -214,11 +218,14 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     return owner
 
 
-def _steps(run: Path, planned: int | None, begun: int) -> dict[str, Any]:
-    """Return the newest step, at least `begun`, and the last step where the data end before the planned step."""
+def _steps(run: Path, planned: int | None, stage: Stage) -> dict[str, Any]:
+    """Return the newest step, at least the step begun at, and the last step where it comes before the planned step."""
     if planned is None:
         return {}
-    start = max(newest_step(run), begun)
+    start = max(newest_step(run), stage.begun)
+    ending = ending_in(run, stage.config.stopping, planned, start)
+    if ending is not None and ending.last < planned:
+        return {"start": start, "end": ending.last, "skipped": f"stopped at step {ending.last} of {planned}"}
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}

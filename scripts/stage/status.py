@@ -11,6 +11,7 @@ from typing import Any
 from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
 from scripts.stage.attempts import read_attempts, without_progress
+from scripts.stage.measured import is_measured, words_of
 from scripts.stage.owner import read_owner
 from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import recent_steps, step_seconds
@@ -51,7 +52,8 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
     changes = _of_job(state, paths, latest) if latest and state.state != "damaged" else None
     if changes is None and state.state not in AT_REST and (failure := _failure(state, paths, latest)):
         changes = {"state": "failed", "note": failure}
-    return replace(status, **(changes or {"note": _note(state, latest)}))
+    measured = _validation(status.step, entries)
+    return replace(status, **(changes or {"note": _joined(measured, _note(state, latest))}))
 
 
 def _at(state: StageState, step: int, entries: list[dict[str, Any]]) -> StageStatus:
@@ -59,7 +61,17 @@ def _at(state: StageState, step: int, entries: list[dict[str, Any]]) -> StageSta
     entry = next((entry for entry in reversed(entries) if entry["step"] == step), {})
     reward, loss = entry.get("reward_mean"), entry.get("loss")
     note = f"loss {loss:.3f}" if loss is not None and reward is None else ""
+    note = _joined(note, _validation(step, entries))
     return StageStatus(state.stage, state.state, state.planned, step, reward, entry.get("kl"), note=note)
+
+
+def _validation(step: int, entries: list[dict[str, Any]]) -> str:
+    """Return in words what held-out rows gave last, up to a step; nothing where none of the entries measured any."""
+    known = [entry for entry in entries if is_measured(entry) and entry["step"] <= step]
+    if not known:
+        return ""
+    at = f" at step {known[-1]['step']}" if known[-1]["step"] != step else ""
+    return ", ".join(words_of(known[-1])) + at
 
 
 def _note(state: StageState, latest: LatestJob | None) -> str:

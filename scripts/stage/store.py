@@ -31,7 +31,7 @@ from pathlib import Path
 
 from scripts.errors import UserError, user_name
 from scripts.files import canonical_json, fsync_directory, link_to, sha256_text
-from scripts.recipe.stage_settings import Checkpointing, TrainingConfig
+from scripts.recipe.stage_settings import METRICS_OF_BEST, Checkpointing, TrainingConfig
 from scripts.records import (
     ADVICE,
     CheckpointRecord,
@@ -160,10 +160,11 @@ def tree_bytes(directory: Path) -> int:
     return sum(512 * status.st_blocks for status, count in names.items() if count == status.st_nlink)
 
 
-def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
+def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None = None) -> list[int]:
     """Remove checkpoints of a training folder and return their steps.
 
-    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, `keep_steps`, and what any run published.
+    Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, `keep_steps`, the step `best` that the
+    stage may publish, and what any run published.
     A checkpoint is renamed before it is removed, so half of one never looks whole.
     """
     if checkpointing.keep_last_k is None:
@@ -171,7 +172,7 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing) -> list[int]:
     finish_removals(run)
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
-    kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps}
+    kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps, best}
     removed = [each for each in found if each.step not in kept]
     published = {*linked(run.parent.parent)} if removed else ()
     removed = [each for each in removed if Path(run.name, "checkpoints", each.path.name) not in published]
@@ -184,7 +185,7 @@ def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> l
     """Return the best checkpoints by the metric of their step; of equal ones the newer, without the metric none."""
     if not checkpointing.keep_top_k:
         return []
-    name, sign = checkpointing.metric_name.removeprefix("train:"), 1 if checkpointing.higher_is_better else -1
+    name, sign = METRICS_OF_BEST[checkpointing.metric_name], 1 if checkpointing.higher_is_better else -1
     values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
     known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
     known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step))

@@ -50,8 +50,11 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def write_metrics(log: Path, output: Path, last_step: int, begun: int = 0) -> None:
-    """Write a log's steps after `begun` up to `last_step` as metrics.parquet; UserError where a step is missing."""
-    entries = [entry for entry in read_log(log) if entry["step"] <= last_step]
+    """Write a log's steps after `begun` up to `last_step` as metrics.parquet; UserError where a step is missing.
+
+    What was measured before the first step is the row of step `begun`.
+    """
+    entries = [entry for entry in read_log(log) if begun <= entry["step"] <= last_step]
     missing = sorted(set(range(begun + 1, last_step + 1)) - {entry["step"] for entry in entries})
     if missing:
         raise UserError(f"{log}: no metrics of step {missing[0]} ({len(missing)} of {last_step} steps are missing)")
@@ -67,7 +70,8 @@ def main(
     """Write metrics.parquet."""
     checkpoint = read_record(record, CheckpointRecord)
     begun = checkpoint["parents"][0]["step"] if "continues" in checkpoint["facts"] else 0
-    write_metrics(log, output, checkpoint["step"], begun)
+    last = checkpoint["selected"]["last"] if "selected" in checkpoint else checkpoint["step"]
+    write_metrics(log, output, last, begun)
 
 
 if __name__ == "__main__":

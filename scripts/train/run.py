@@ -10,7 +10,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, backend_of
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
@@ -28,6 +28,7 @@ from scripts.stage.publish import publish_checkpoint
 from scripts.stage.remote import pull, pull_newest, pushed_beside
 from scripts.stage.rundir import ELSEWHERE, Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
 from scripts.stage.stage import Name, Results, Stage, stage_of
+from scripts.stage.stopping import ending_in, published_of, selected_of, words_of_selected
 from scripts.stage.store import check_owners
 
 UNFINISHED = os.EX_TEMPFAIL
@@ -75,11 +76,22 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
                 f"{stage.name}: its config, data or parent changed while it trained; the training is kept in {run}: "
                 "start again to train by the recipe as it is now"
             )
-        record = record_of(stage, newest.step)
-        publish_checkpoint(newest, stage.paths.ckpt, record)
-    words = [step_text(record), *filter(None, [words_of_skipped(record)])]
-    print(f"{stage.name}: published {stage.paths.ckpt} (step {', '.join(words)})", flush=True)
+        published, selected = _published(stage, run, newest)
+        record = record_of(stage, published.step) | selected
+        publish_checkpoint(published, stage.paths.ckpt, record)
+    words = [f"step {step_text(record)}", *filter(None, [words_of_skipped(record)])]
+    told = words_of_selected(record) or ", ".join(words)
+    print(f"{stage.name}: published {stage.paths.ckpt} ({told})", flush=True)
     return 0
+
+
+def _published(stage: Stage, run: Path, newest: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
+    """Return the checkpoint to publish of a trained stage, and what its record tells of the choice."""
+    stop_when = stage.config.stopping
+    ending = ending_in(run, stop_when, stage.planned, newest.step)
+    if ending is None:
+        return newest, {}
+    return published_of(run, stop_when, ending, newest), {"selected": selected_of(stop_when, ending, stage.planned)}
 
 
 def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
@@ -173,8 +185,11 @@ def _attempt(
     finally:
         reached = newest_checkpoint(run, aim.step, content=False)
         step = reached.step if reached else 0
-        if step == aim.step:
-            outcome = "finished" if aim.is_end or aim.step == stage.planned else "unfinished"
+        has_stopped = ending_in(run, stage.config.stopping, stage.planned, step) is not None
+        if has_stopped or (step == aim.step and (aim.is_end or aim.step == stage.planned)):
+            outcome = "finished"
+        elif step == aim.step:
+            outcome = "unfinished"
         end_attempt(run, step, outcome, blamed)
     return reached
 

@@ -56,6 +56,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.grpo_trainer",
     "scripts.backends.trl.distillation_trainer",
     "scripts.backends.trl.offline_trainers",
+    "scripts.backends.trl.validation",
     "scripts.backends.trl.rows",
     "scripts.backends.trl.setup",
     "scripts.backends.trl.skipping",

@@ -178,7 +178,7 @@ class TrlConfig(TrainingConfig):
 class TrlSettings(StageSettings):
     """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
 
-    ADDED = ("data",)
+    ADDED = ("data", "stop_when")
     READS = ("template_date",)
 
     @classmethod
@@ -216,6 +216,9 @@ class TrlSettings(StageSettings):
         first = optimizer.pop("lr_warmup_init", settings.lr / max(1, settings.lr_warmup_iters))
         if settings.lr_warmup_iters and first:  # a config without the key, as of earlier versions, starts at 0
             optimizer["lr_warmup_init"] = first
+        if self.stopping is not None:  # what is measured decides where the stage ends, and so its weights
+            when = {name: getattr(self.section, name) for name in ("val_period", "val_batches")}
+            values["stop_when"] |= when
         return values
 
     def starts_from_export(self, recipe: "Recipe") -> bool:

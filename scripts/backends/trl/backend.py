@@ -22,6 +22,7 @@ from scripts.processes import share_cores
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
+from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import CheckpointRecord, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
@@ -29,7 +30,10 @@ from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.stage import publish
 from scripts.stage.consistency import exported_model
+from scripts.stage.progress import Reach
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.stopping import ending_in
 
 SHOWN = 10
 TOGETHER = (
@@ -86,6 +90,11 @@ class Trl(Backend):
             train_here(job)
         else:
             train_apart(job, partial(in_processes, job) if job.nodes == 1 else partial(on_cluster, job, allocation))
+
+    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+        """How far an attempt gets: to the planned step, or to where `stop_when` ended the training."""
+        ending = ending_in(run, config.stopping, planned, newest.step if newest else 0)
+        return Reach(ending.last, ending.last < planned) if ending else Reach(planned)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""

@@ -5,12 +5,62 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
+from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Strict, invalid
 
 if TYPE_CHECKING:
     from scripts.recipe.recipe import Recipe
 
-HELD_OUT = "held_out_accuracy"
+
+class Validated(Strict):
+    """When the held-out rows are measured, by NeMo-RL's names; a batch has train_global_batch_size rows.
+
+    Measuring changes no weight.
+    """
+
+    PLACING = ("val_period", "val_batches", "val_at_start", "val_at_end")
+
+    val_period: int = Field(0, ge=-1, description="Measure the held-out rows every so many steps; 0: never between.")
+    val_batches: int = Field(-1, ge=-1, description="Batches of held-out rows, the first of the split; -1: all.")
+    val_at_start: bool = Field(True, description="Measure them before the first step.")
+    val_at_end: bool = Field(True, description="Measure them after the last step, and at checkpointing.keep_steps.")
+
+    @property
+    def validates(self) -> bool:
+        """Whether anything is measured."""
+        is_asked = self.val_period > 0 or self.val_at_start or self.val_at_end
+        return is_asked and self.val_batches != 0
+
+
+class WrittenTraining(TrlTraining):
+    """A training on written answers, whose held-out rows are measured."""
+
+    stop_when: StopWhen | None = Field(
+        None, description="End early by the held-out rows, and publish the best checkpoint (docs/evaluation.md)."
+    )
+
+    @model_validator(mode="after")
+    def _can_stop(self) -> "WrittenTraining":
+        if self.stop_when is None:
+            return self
+        known = ["validation_loss", *self.figures]
+        if self.stop_when.metric not in known:
+            raise invalid(f"{self.algorithm} measures {', '.join(known)}, not {self.stop_when.metric}", key="stop_when")
+        period = self.stop_when.val_period or self.section.val_period
+        if period <= 0 or self.section.val_batches == 0:
+            says = f"needs {self.algorithm}.val_period, the steps between two measurements"
+            raise invalid(says, key="stop_when")
+        return self
+
+    @property
+    def validates(self) -> bool:
+        """Whether anything is measured."""
+        return self.section.validates
+
+    @property
+    def stopping(self) -> StopWhen | None:
+        """What ends the stage early."""
+        return self.stop_when
 
 
 class SftPolicy(Policy):
@@ -21,7 +71,7 @@ class SftPolicy(Policy):
     train_global_batch_size: PositiveInt = Field(description="Rows a step.")
 
 
-class Sft(Strict):
+class Sft(Validated):
     """Supervised fine-tuning on the assistant's tokens."""
 
     ADDED = ("assistant_only_loss",)
@@ -34,7 +84,7 @@ class Sft(Strict):
     )
 
 
-class SftTraining(TrlTraining):
+class SftTraining(WrittenTraining):
     """Supervised fine-tuning."""
 
     trainer = "scripts.backends.trl.offline_trainers:make_sft_trainer"
@@ -62,7 +112,7 @@ Loss = Literal[
 ]
 
 
-class Dpo(Strict):
+class Dpo(Validated):
     """Direct preference optimisation (arXiv:2305.18290), on pairs of answers."""
 
     ADDED = ("loss_type", "label_smoothing")
@@ -106,7 +156,7 @@ class Mpo(Dpo):
     """Of the chosen answers' negative log-likelihood, mean over their tokens."""
 
 
-class PreferenceTraining(TrlTraining):
+class PreferenceTraining(WrittenTraining):
     """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
     trainer = "scripts.backends.trl.offline_trainers:make_dpo_trainer"
@@ -114,6 +164,8 @@ class PreferenceTraining(TrlTraining):
     """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
     has_reference = True
+    metrics = TrlTraining.metrics | {"rewards/accuracies": "accuracy", "rewards/margins": "margin"}
+    figures = ("validation_accuracy", "validation_margin")
 
     policy: PreferencePolicy
 
@@ -145,7 +197,7 @@ class MpoSettings(TrlSettings, MpoTraining):
     """A stage of mixed preference optimisation."""
 
 
-class Kto(Strict):
+class Kto(Validated):
     """Kahneman-Tversky optimisation (arXiv:2402.01306), on single answers with a label."""
 
     max_num_steps: PositiveInt
@@ -160,6 +212,7 @@ class KtoTraining(PreferenceTraining):
     """Single answers with a label, a reference."""
 
     trainer = "scripts.backends.trl.offline_trainers:make_kto_trainer"
+    figures = ("validation_margin",)
     sequences_per_row = 1
 
     algorithm: Literal["kto"]
@@ -170,7 +223,7 @@ class KtoSettings(TrlSettings, KtoTraining):
     """A stage of KTO."""
 
 
-class Reward(Strict):
+class Reward(Validated):
     """A reward model of a new head on the parent, by the Bradley-Terry loss (arXiv:2203.02155), on pairs of answers."""
 
     max_num_steps: PositiveInt
@@ -185,7 +238,7 @@ class RewardTraining(PreferenceTraining):
     trainer = "scripts.backends.trl.offline_trainers:make_reward_trainer"
     has_reference = False
     joined = True
-    metrics = TrlTraining.metrics | {"accuracy": "accuracy", HELD_OUT: "validation_accuracy"}
+    metrics = TrlTraining.metrics | {"accuracy": "accuracy", "margin": "margin"}
 
     algorithm: Literal["reward"]
     reward: Reward

@@ -1,5 +1,6 @@
 """TRL's trainers of algorithms that learn from written answers."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,10 @@ from trl import DPOConfig, DPOTrainer, KTOConfig, KTOTrainer, RewardConfig, Rewa
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.offline import HELD_OUT, Dpo
+from scripts.backends.trl.offline import Dpo
 from scripts.backends.trl.setup import shared_arguments, shares_of, start_and_rows
-from scripts.backends.trl.tokenization import IGNORED, lines_of, preparation_of
+from scripts.backends.trl.tokenization import IGNORED
+from scripts.backends.trl.validation import Sums, Validation
 from scripts.errors import UserError
 from scripts.model.loading import class_of
 from scripts.rows.chat_format import tokenizer_of
@@ -31,7 +33,7 @@ def make_sft_trainer(job: TrainingJob) -> SFTTrainer:
         **shared_arguments(job),
     )
     collator = None if tokenizer_of(processor) is processor else partial(_batch_with_pictures, processor=processor)
-    return SFTTrainer(args=arguments, train_dataset=rows, data_collator=collator, **start)
+    return DemonstrationsTrainer(args=arguments, train_dataset=rows, data_collator=collator, **start)
 
 
 def _batch_with_pictures(rows: list[dict[str, list[Any]]], processor: Any) -> dict[str, torch.Tensor]:
@@ -53,7 +55,53 @@ def fill_last_batch(rows: Dataset, batch: int) -> Dataset:
     return concatenate_datasets([rows, Dataset.from_list([filler] * lacking, rows.features)]) if lacking else rows
 
 
-class TokenizedPairsTrainer(DPOTrainer):
+class AllRowsAlike:
+    """A trainer whose loss of a held-out row takes nothing from the others."""
+
+    def held_out_rows(self, rows: Dataset) -> Dataset:
+        """The rows as they are tokenized."""
+        return rows
+
+    def begin_validation(self, validation: Validation) -> None:
+        """Nothing is measured beforehand."""
+
+
+class DemonstrationsTrainer(AllRowsAlike, SFTTrainer):
+    """TRL's trainer, which measures the held-out rows by token."""
+
+    def sums_of(self, batch: dict[str, Any]) -> dict[str, float]:
+        """The negative log-likelihood of a batch's learnt tokens, without losses of a router."""
+        labels = batch["labels"]
+        outputs = self.model_wrapped(**batch, use_cache=False, fused_lm_head=True)
+        nats = -outputs.log_probs.double().sum().item()
+        return {"rows": len(labels), "nats": nats, "tokens": outputs.label_mask.sum().item()}
+
+    def figures_of(self, sums: Sums) -> dict[str, float]:
+        """The mean over learnt tokens."""
+        return {"validation_loss": sums["nats"] / sums["tokens"]} if sums["tokens"] else {}
+
+
+class PairsMeasures(AllRowsAlike):
+    """The figures of pairs: the loss, how often the chosen answer has the higher reward, and by how much."""
+
+    _metrics: dict[str, dict[str, list[float]]]
+    ACCURACY, MARGIN = "rewards/accuracies", "rewards/margins"
+
+    def sums_of(self, batch: dict[str, Any]) -> dict[str, float]:
+        """The loss of a batch's pairs and TRL's measures of it."""
+        pairs = len(batch["input_ids"]) // 2
+        loss = self.compute_loss(self.model_wrapped, batch).item()
+        measured = self._metrics["eval"]
+        right, margin = measured[self.ACCURACY][-1], measured[self.MARGIN][-1]
+        return {"rows": pairs, "loss": pairs * loss, "right": pairs * right, "margin": pairs * margin}
+
+    def figures_of(self, sums: Sums) -> dict[str, float]:
+        """The means over pairs."""
+        named = {"loss": "validation_loss", "right": "validation_accuracy", "margin": "validation_margin"}
+        return {column: sums[name] / sums["rows"] for name, column in named.items()}
+
+
+class TokenizedPairsTrainer(PairsMeasures, DPOTrainer):
     """TRL's trainer on tokenized pairs.
 
     The sft loss is a mean over the tokens of an update, however many processes and micro-batches share them; TRL
@@ -62,6 +110,18 @@ class TokenizedPairsTrainer(DPOTrainer):
 
     tokens_at_once = 1.0
     """Chosen tokens of the update that a process takes at once, on average."""
+    tokens_of_pair = 1.0
+    """Chosen tokens of a held-out pair, on average."""
+
+    def begin_validation(self, validation: Validation) -> None:
+        """Count the chosen tokens, whose mean loss is over all held-out pairs."""
+        lengths = map(len, validation.rows["chosen_ids"])
+        self.tokens_of_pair = sum(lengths) / len(validation.rows)
+
+    def sums_of(self, batch: dict[str, Any]) -> dict[str, float]:
+        """The sums, in which the sft loss weighs chosen tokens alike."""
+        self.tokens_at_once = self.tokens_of_pair * (len(batch["input_ids"]) // 2)
+        return super().sums_of(batch)
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset
@@ -121,7 +181,7 @@ def losses(settings: Dpo) -> tuple[list[str], list[float]]:
     return [name for name, _ in weighted], [weight for _, weight in weighted]
 
 
-class TokenizedAnswersTrainer(KTOTrainer):
+class TokenizedAnswersTrainer(AllRowsAlike, KTOTrainer):
     """TRL's trainer on tokenized answers.
 
     The KL is the mean over an update's rows, however many processes and micro-batches share them; TRL takes the mean
@@ -129,6 +189,39 @@ class TokenizedAnswersTrainer(KTOTrainer):
     """
 
     kl: torch.Tensor
+
+    def held_out_rows(self, rows: Dataset) -> Dataset:
+        """The rows, each with the answer of the row before, of which the KL is estimated."""
+        return with_others(rows, len(rows)) if self.calculate_KL and len(rows) else rows
+
+    def begin_validation(self, validation: Validation) -> None:
+        """Estimate the KL, which is the mean over all held-out rows."""
+        if not self.calculate_KL:
+            return
+        sums: Sums = Counter()
+        for batch, share in validation.batches():
+            rows = share * len(batch["input_ids"])
+            sums.update({"rows": rows, "kl": rows * self._kl_of(batch).item()})
+        sums = validation.over_all_ranks(sums)
+        self.kl = torch.tensor(sums["kl"] / sums["rows"], device=self.accelerator.device)
+
+    def sums_of(self, batch: dict[str, Any]) -> dict[str, float]:
+        """The loss of a batch's answers, and the implicit rewards of wanted and of unwanted ones."""
+        rows, wanted = len(batch["input_ids"]), int(sum(batch["label"]))
+        loss = self.compute_loss(self.model_wrapped, batch).item()
+        measured = self._metrics["eval"]
+        found = {"rows": rows, "loss": rows * loss, "wanted": wanted, "unwanted": rows - wanted}
+        for name, key in (("wanted", "rewards/chosen"), ("unwanted", "rewards/rejected")):
+            found[f"reward of {name}"] = found[name] * measured[key][-1] if found[name] else 0.0
+        return found
+
+    def figures_of(self, sums: Sums) -> dict[str, float]:
+        """The mean loss, and the difference of the mean rewards where there are answers of both kinds."""
+        found = {"validation_loss": sums["loss"] / sums["rows"]}
+        if sums["wanted"] and sums["unwanted"]:
+            wanted, unwanted = (sums[f"reward of {name}"] / sums[name] for name in ("wanted", "unwanted"))
+            found["validation_margin"] = wanted - unwanted
+        return found
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset
@@ -184,27 +277,10 @@ def make_kto_trainer(job: TrainingJob) -> KTOTrainer:
     return TokenizedAnswersTrainer(args=arguments, train_dataset=rows, **start)
 
 
-class PairsTrainer(RewardTrainer):
-    """TRL's trainer, which compares the held-out pairs at every checkpoint."""
+class PairsTrainer(PairsMeasures, RewardTrainer):
+    """TRL's trainer of a reward model, whose scores are the rewards."""
 
-    held_out: list[dict[str, Any]]
-    """Tokenized pairs."""
-
-    def log(self, logs: dict[str, float], *arguments: Any) -> None:
-        """Log a step, with the held-out accuracy where the step is saved."""
-        if "loss" in logs and self.control.should_save:
-            self._metrics["train"][HELD_OUT] = [self.held_out_accuracy()]
-        super().log(logs, *arguments)
-
-    @torch.no_grad()
-    def held_out_accuracy(self) -> float:
-        """Return the share of held-out pairs whose chosen answer scores higher; every process compares all."""
-        right, size = 0, self.args.per_device_train_batch_size
-        for start in range(0, len(self.held_out), size):
-            batch = self._prepare_inputs(self.data_collator(self.held_out[start : start + size]))
-            chosen, rejected = self.model_wrapped(**batch).logits.squeeze(-1).chunk(2)
-            right += (chosen > rejected).sum().item()
-        return right / len(self.held_out)
+    ACCURACY, MARGIN = "accuracy", "margin"
 
 
 def make_reward_trainer(job: TrainingJob) -> RewardTrainer:
@@ -218,7 +294,4 @@ def make_reward_trainer(job: TrainingJob) -> RewardTrainer:
         center_rewards_coefficient=job.config.reward.center_rewards_coefficient or None,
         **shared_arguments(job),
     )
-    trainer = PairsTrainer(args=arguments, train_dataset=pairs, **start)
-    _, prepare = preparation_of(job.config, start["processing_class"])
-    trainer.held_out = prepare(list(lines_of(job.train_split.with_name("val-split.jsonl"))))
-    return trainer
+    return PairsTrainer(args=arguments, train_dataset=pairs, **start)

@@ -25,13 +25,16 @@ from scripts.backends.trl.grpo import BY_NAME, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.placing import out_of_memory
 from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.skipping import skip_padding
+from scripts.backends.trl.validation import Validation
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
+from scripts.stage.measured import words_of
 from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.stopping import best_so_far, ending_in
 from scripts.stage.store import prune_checkpoints
 
 
@@ -87,7 +90,7 @@ def _train(job: TrainingJob) -> None:
             trainer._load_from_checkpoint(str(job.resume_from))
         trainer._load_from_checkpoint = lambda *_: None
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(StageCallback(job))
+    trainer.add_callback(StageCallback(job, Validation.of(trainer, job)))
     torch.set_num_threads(job.threads)  # accelerate may have set its own
     if job.resume_from and not (job.resume_from / rng_files(job.ranks)[rank()]).exists():
         # Fewer ranks saved; unseeded, this one would repeat the random numbers of its first steps.
@@ -107,8 +110,9 @@ class StageCallback(TrainerCallback):
     A step may be several updates (TRL counts updates) and ends with the last.
     """
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, validation: Validation | None = None) -> None:
         self.job, self.updates = job, job.config.updates_per_step
+        self.validation = validation
         self.log_path = job.run / "metrics.jsonl"
         self.started = self.step_started = time.monotonic()
         self.told = float("-inf")
@@ -118,7 +122,14 @@ class StageCallback(TrainerCallback):
         self.save_seconds: deque[float] = deque(maxlen=20)
 
     def on_train_begin(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
-        """Note the attempt's start."""
+        """Measure the held-out rows where the stage begins, and note the attempt's start."""
+        if self.validation and self.validation.is_due_at_start:
+            measured = self.validation.measure()
+            if rank() == 0:
+                append_json(self.log_path, {"step": self.job.begun, **measured})
+                told = ", ".join(words_of(measured))
+                rows = measured["validation_rows"]
+                print(f"{self.job.stage}: before the first step {told} ({rows} held-out rows)", flush=True)
         self.started = time.monotonic()
         self.tokens = state.num_input_tokens_seen  # what GRPO's count goes on from; the others begin at 0 again
 
@@ -136,8 +147,11 @@ class StageCallback(TrainerCallback):
         if state.global_step % self.updates:
             return
         self.step_seconds.append(time.monotonic() - self.step_started)
-        is_last = state.global_step == self.job.max_num_steps * self.updates
-        longest_step = max(self.step_seconds)
+        step = state.global_step // self.updates
+        is_last = step == self.job.max_num_steps
+        if self.job.config.stopping and self.validation and self.validation.is_regular(step):
+            control.should_save = True  # the best measured checkpoint may be the one to publish
+        longest_step = max(self.step_seconds) + (self.validation.seconds if self.validation else 0.0)
         longest_save = max(self.save_seconds, default=longest_step)  # an unknown one is taken to last a step
         if is_last or as_rank_0_says(rank() == 0 and self.job.stop.is_due(longest_step, longest_save)):
             control.should_save = control.should_training_stop = True
@@ -149,10 +163,31 @@ class StageCallback(TrainerCallback):
         Trainer's history of all steps, a part of every checkpoint, is cleared.
         """
         state.log_history.clear()
-        if "loss" not in logs or rank() != 0:
+        if "loss" not in logs:
             return
         now, step = time.monotonic(), state.global_step // self.updates
-        entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started}
+        measured = self.validation.measure() if self.validation and self.validation.is_due(step) else {}
+        self.saving_since = time.monotonic()
+        if rank() == 0:
+            self._log(logs, now, step, measured)
+        if measured and self.job.config.stopping:
+            self._stop_early(step, control)
+
+    def _stop_early(self, step: int, control: Any) -> None:
+        """End the training after a step where `stop_when` says so, by what rank 0 reads in the log."""
+        stop_when = self.job.config.stopping
+        ending = ending_in(self.job.run, stop_when, self.job.planned, step) if rank() == 0 else None
+        if not as_rank_0_says(ending is not None):
+            return
+        control.should_save = control.should_training_stop = True
+        if ending is not None and ending.last < self.job.planned:
+            told = f"{stop_when.metric} has not improved in {stop_when.patience} measurements"
+            best = f"best {ending.value:.4g} at step {ending.best}"
+            print(f"{self.job.stage}: ends at step {step} of {self.job.planned}: {told} ({best})", flush=True)
+
+    def _log(self, logs: dict[str, Any], now: float, step: int, measured: dict[str, Any]) -> None:
+        """Add a step to the log, and print the progress."""
+        entry: dict[str, Any] = {"step": step, "seconds": now - self.step_started} | measured
         entry |= {ours: logs[theirs] for theirs, ours in self.job.config.metrics.items() if theirs in logs}
         if "num_tokens" in logs:
             entry["tokens"], self.tokens = logs["num_tokens"] - self.tokens, logs["num_tokens"]
@@ -169,7 +204,8 @@ class StageCallback(TrainerCallback):
             entry["training_share"] = (seconds - rollouts) / seconds
         append_json(self.log_path, entry)
         left = (now - self.started) / (step - self.job.start) * (self.job.max_num_steps - step)
-        if step % max(1, self.job.max_num_steps // 20) == 0 or left == 0 or now - self.told >= 20:
+        is_round = step % max(1, self.job.max_num_steps // 20) == 0
+        if is_round or measured or left == 0 or now - self.told >= 20:
             self.told = now
             print(f"{self.job.stage}: {_progress(entry, self.job.max_num_steps, left)}", flush=True)
 
@@ -183,7 +219,9 @@ class StageCallback(TrainerCallback):
             _wait_for(saved / name)
         seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
         self.save_seconds.append(time.monotonic() - self.saving_since)
-        prune_checkpoints(self.job.run, self.job.settings.checkpointing)
+        step, stop_when = state.global_step // self.updates, self.job.config.stopping
+        best = best_so_far(self.job.run, stop_when, step) if stop_when else None
+        prune_checkpoints(self.job.run, self.job.settings.checkpointing, best)
 
 
 def rng_files(ranks: int) -> list[str]:
@@ -204,5 +242,5 @@ def _progress(entry: dict[str, Any], last: int, left: float) -> str:
     said = {"loss": entry["loss"]}
     if entry.get("reward_mean") is not None:
         said = {"reward": entry["reward_mean"], "length": entry["response_length_mean"]}
-    told = ", ".join(f"{name} {value:.3f}" for name, value in said.items())
+    told = ", ".join([f"{name} {value:.3f}" for name, value in said.items()] + words_of(entry))
     return f"step {entry['step']}/{last}, {told}, {entry['seconds']:.2f} s/step, {left:.0f} s left"
