@@ -178,13 +178,8 @@ class Selection:
 
 
 def _tools(row: Row) -> dict[str, Any]:
-    """Return the tools of a row of prompts, in the form of chat templates."""
-    tools = [
-        tool
-        if "function" in tool
-        else {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
-        for tool in tools_of(row) or ()
-    ]
+    """Return the tools of a row of prompts as the field of a row."""
+    tools = tools_of(row)
     return {"tools": tools} if tools else {}
 
 

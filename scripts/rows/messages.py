@@ -6,6 +6,7 @@ from operator import eq
 from typing import Any
 
 from scripts.errors import shortened
+from scripts.rows.response_items import messages_of_items, with_instructions
 
 Message = dict[str, Any]
 Row = dict[str, Any]
@@ -14,8 +15,10 @@ NO_TEXT = {"role", "type", "id", "call_id", "status", "image_url", "detail"}
 
 
 def messages_of(row: dict[str, Any]) -> list[Message]:
-    """Return the messages of a row's prompt; a string is one user message."""
-    return messages_from(row["responses_create_params"]["input"], "user")
+    """Return the messages of a row's prompt, with the request's instructions; a string is one user message."""
+    request = row["responses_create_params"]
+    messages = messages_of_items(messages_from(request["input"], "user"))
+    return with_instructions(messages, request.get("instructions"))
 
 
 def messages_from(given: str | list[Message], role: str) -> list[Message]:
@@ -24,8 +27,16 @@ def messages_from(given: str | list[Message], role: str) -> list[Message]:
 
 
 def tools_of(row: dict[str, Any]) -> list[Any] | None:
-    """Return the tools declared by a row's prompt, or None."""
-    return row["responses_create_params"].get("tools") or None
+    """Return the tools declared by a row's prompt in the form of chat templates, or None."""
+    declared = row["responses_create_params"].get("tools") or []
+    return [_tool_of_template(tool) for tool in declared] or None
+
+
+def _tool_of_template(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool with its function within, as NeMo-Gym's server of models passes it on."""
+    if "function" in tool:
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def text_of(content: Any, picture: str | None = None) -> str:
