@@ -248,6 +248,13 @@ class Backend:
         """
         return []
 
+    def try_batch(self, stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
+        """Train a batch of a stage that nothing else speaks against, and return what was tried; None for nothing.
+
+        Raise UserError where the stage would fail. `python` trains the stage.
+        """
+        return None
+
     def chat_format(self, stage: Stage) -> ChatFormat | None:
         """Return the stage's chat format: the start's, with the stage's chat template; None without an export."""
         folder = stage.parent_export

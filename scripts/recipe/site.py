@@ -193,6 +193,8 @@ class Site(Strict):
     """Memory of a GPU (80 of an H100); none: unknown until a training starts."""
     refuse_over_memory: bool = True
     """Refuse a stage of backend trl over the memory by its estimate; false: warn."""
+    try_batch: bool | None = None
+    """Let a preflight of backend trl train, save and export one batch; none: of recipes with a pretrained model."""
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field([])
     """Where backend trl's trainers report each step (transformers' report_to), once it is installed."""
     vllm_python: str | None = None

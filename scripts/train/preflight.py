@@ -87,6 +87,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
         record["reward_probe"], faults = try_rewards(samples, probe)
         report(stage.name, faults, probe.action)
+    if tried := backend.try_batch(stage, site, python):
+        record["batch"] = tried
     return record
 
 

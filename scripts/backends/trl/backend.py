@@ -15,6 +15,7 @@ from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_sam
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
+from scripts.backends.trl.trial import try_batch
 from scripts.backends.trl.versions import problem_of
 from scripts.errors import UserError, warn
 from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
@@ -128,6 +129,10 @@ class Trl(Backend):
     def doubts(self, stage: Stage) -> list[str]:
         """Return settings that are likely mistakes; of a merge none are known."""
         return [] if stage.settings.kind is None else [*unlikely_settings(stage), *unlikely_sampling(stage)]
+
+    def try_batch(self, stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
+        """Try a batch in a process of its own; a merge has none."""
+        return None if stage.settings.kind is None else try_batch(stage, site, python)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return packages off their pins, parts that do not fit together, and rows that no verifier can reward."""

@@ -38,10 +38,13 @@ from scripts.stage.stopping import best_so_far, ending_in
 from scripts.stage.store import prune_checkpoints
 
 
-def train_rank(job: TrainingJob) -> None:
-    """Train a stage as one of `job.ranks` processes; several have torch.distributed up."""
+def train_rank(job: TrainingJob, in_own_precision: bool = False) -> None:
+    """Train a stage as one of `job.ranks` processes; several have torch.distributed up.
+
+    `in_own_precision`: compute in the stage's precision even where this machine's CPU is slow in it.
+    """
     try:
-        _train(job)
+        _train(job if in_own_precision else setup.in_fast_precision(job))
     except Exception as error:
         if says := out_of_memory(error, job):
             raise UserError(says) from error
@@ -66,7 +69,6 @@ def _train(job: TrainingJob) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     _remove_half_saved(job)
-    job = setup.in_fast_precision(job)
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
     if setup.is_sharded(job):
         accelerate.accelerator.AcceleratorState = setup.ShardingState

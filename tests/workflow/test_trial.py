@@ -1,0 +1,141 @@
+"""The preflight trains one batch of a stage on its own model made small, and says what would fail, in real processes."""
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from scripts.backends.trl import trial
+from scripts.backends.trl.trial import try_batch
+from scripts.recipe.load import load_site
+from scripts.train.preflight import check_stage
+from tests.conftest import ROOT, refusal
+from tests.pretrained import save_pretrained
+from tests.trials import ALGORITHMS, ready_stages
+
+COPIED = {"lora": {"dim": 4}, "precision": "bfloat16", "skip_padding": True}
+"""The settings that the shipped recipes show together."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A pretrained model of four layers."""
+    folder = tmp_path_factory.mktemp("trial") / "model"
+    save_pretrained("qwen3", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory, model):
+    """The stages of every algorithm that trains adapters."""
+    return ready_stages(tmp_path_factory.mktemp("adapters"), model, COPIED)
+
+
+@pytest.fixture
+def own(tmp_path, model):
+    """Make stages of a copy of the model with a file changed, all weights trained."""
+
+    def make(name: str = "config.json", **settings):
+        folder = shutil.copytree(model, tmp_path / "copy")
+        known = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        (folder / name).write_text(json.dumps(known | settings))
+        return ready_stages(tmp_path, folder)
+
+    return make
+
+
+def left_behind(stage) -> list[str]:
+    """What a try left in a stage's folder, beside its log."""
+    return sorted(path.name for path in stage.paths.directory.iterdir() if path.name != "logs")
+
+
+@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if each != "reward"])
+def test_a_sound_stage_passes_and_leaves_nothing_but_its_log(stages, algorithm):
+    stage = stages[algorithm]
+    tried = check_stage(stage)["batch"]
+    assert tried["layers"] == 2 and tried["seconds"] > 0 and "not_tried" not in tried
+    assert left_behind(stage) == [] and not (stage.results / "store").exists()
+    started = time.monotonic()
+    again = try_batch(replace(stage), None, sys.executable)
+    assert again["tried"].startswith("before") and time.monotonic() - started < 2
+
+
+def test_a_reward_model_is_tried_and_another_config_is_tried_again(own):
+    stage = own()["reward"]
+    assert "not_tried" not in check_stage(stage)["batch"]
+    values = stage.config.values()
+    values["reward"]["center_rewards_coefficient"] = 0.1
+    other = replace(stage)
+    vars(other)["config"] = type(stage.config).model_validate(values)
+    assert "tried" not in try_batch(other, None, sys.executable)
+
+
+def test_a_site_may_leave_it_out_and_a_trained_stage_is_not_tried(stages, tmp_path):
+    stage = stages["sft"]
+    site = load_site(ROOT / "config/sites/laptop.yaml", stage.recipe)
+    assert try_batch(stage, site.model_copy(update={"try_batch": False}), sys.executable) is None
+    trained = replace(stage, root=tmp_path)
+    step = trained.training / "checkpoints/step_1"
+    step.mkdir(parents=True)
+    (step / "files.json").write_text("{}")
+    assert try_batch(trained, None, sys.executable) is None
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path, model):
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(model, tmp_path / "nan")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    says = refusal(check_stage, ready_stages(tmp_path, folder)["sft"])
+    assert "model.norm.weight holds values that are no numbers" in says
+
+
+RAISES = """
+import sys
+if "scripts.backends.trl.trial_run" in " ".join(sys.orig_argv):
+    import scripts.backends.trl.offline_trainers as trainers
+    def make(job):
+        raise RuntimeError("the moon is in the way")
+    trainers.make_sft_trainer = make
+"""
+
+
+def test_a_fault_that_nobody_foresaw_is_told_by_its_last_line_with_the_log(own, tmp_path, monkeypatch):
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/sitecustomize.py").write_text(RAISES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    stage = own()["sft"]
+    says = refusal(check_stage, stage)
+    log = stage.paths.logs / "batch.log"
+    assert f"training a step failed: RuntimeError: the moon is in the way (see {log}; " in says
+    assert "try_batch: false" in says and "Traceback" in log.read_text()
+    assert left_behind(stage) == []
+
+
+@pytest.mark.parametrize(
+    ("does", "outcome", "says"),
+    [
+        ("sleep 60", "not tried", "took longer than 1 s"),
+        ("kill -9 $$", "not tried", "as for lack of memory"),
+        ("echo no such instruction; kill -ILL $$", "failed", "crashed (no such instruction)"),
+    ],
+)
+def test_a_program_that_ends_otherwise_is_a_message(stages, tmp_path, monkeypatch, does, outcome, says):
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(trial, "SECONDS", 1.0)
+    stage = stages["sft"]
+    if outcome == "failed":
+        assert says in refusal(try_batch, stage, None, str(program))
+    else:
+        assert says in try_batch(stage, None, str(program))["not_tried"]
+    assert left_behind(stage) == []
