@@ -60,6 +60,8 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.rows",
     "scripts.backends.trl.setup",
     "scripts.backends.trl.skipping",
+    "scripts.backends.trl.small_model",
+    "scripts.backends.trl.trial_run",
     "scripts.backends.nemo_rl.safetensors",
     "scripts.model.loading",
     "scripts.model.merge",

@@ -87,7 +87,9 @@ def job_of(stages: Stages, start: Path, algorithm: str, run: str, policy: dict[s
 
 def train_a_step(job: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Train the step, responses rewarded by their lengths; return the run directory, after a look at the loss."""
-    monkeypatch.setattr(measuring, "reward_groups", lambda groups, _: [list(map(len, texts)) for _, texts in groups])
+    monkeypatch.setattr(
+        measuring, "reward_groups", lambda groups, *_, **__: [list(map(len, texts)) for _, texts in groups]
+    )
     train_rank(job)
     assert isfinite(logged(job.run)[0]["loss"])
     return job.run

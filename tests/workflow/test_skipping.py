@@ -34,7 +34,9 @@ def stages(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["sft", "dpo", "mpo", "text", "skipping", "vision", "distillation"])
 def test_without_padding_the_same_rollouts_have_the_same_losses_but_for_rounding(stages, name, monkeypatch):
-    monkeypatch.setattr(measuring, "reward_groups", lambda groups, _: [list(map(len, texts)) for _, texts in groups])
+    monkeypatch.setattr(
+        measuring, "reward_groups", lambda groups, *_, **__: [list(map(len, texts)) for _, texts in groups]
+    )
     if name not in ("vision", "distillation"):  # whose prompts transformers samples
         monkeypatch.setattr(skipping, "sample", lambda model, *given, **options: model._sample(*given, **options))
     found = []

@@ -93,7 +93,7 @@ def _layers(decoder: dict[str, Any]) -> int:
     for name in LAYER_COUNTS:
         if decoder.get(name):
             return decoder[name]
-    raise ValueError("its config.json names no number of layers")
+    raise ValueError("config.json names no number of layers")
 
 
 def _by_layer(decoder: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ MOST_PARAMETERS = {"all": 40e6, "adapters": 120e6}
 """What is saved, hashed and loaded twice within a minute: all with both moments, or frozen weights once."""
 CODE = [*sorted(Path(__file__).parent.glob("*.py"))]
 LAST_LINES = 3
-SWITCH = "or leave such tries out: try_batch: false of the site"
+SWITCH = "or turn the try off (try_batch: false of the site)"
 Outcome = Literal["passed", "failed", "not tried"]
 
 
@@ -89,8 +89,8 @@ def _is_to_be_tried(stage: Stage, site: Site | None) -> bool:
     wanted = site.try_batch if site else None
     if wanted is None:
         wanted = isinstance(stage.recipe.model, PretrainedModel)
-    starts = [stage.parent_export, *stage.role_exports.values()]
-    are_there = all(start is None or (start / "config.json").is_file() for start in starts)
+    records = [stage.parent_export_record, *(paths.export_record for paths in stage.roles.values())]
+    are_there = all(record is None or record.is_file() for record in records)
     blend = stage.recipe.blends[stage.settings.blend]
     if not wanted or not are_there or blend.pictures:
         return False
@@ -181,7 +181,9 @@ def _run(python: str, folder: Path, log: Path) -> int | None:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
     except OSError as error:
-        raise UserError(f"{python}: {error.strerror}; it is the Python that is to train the stage") from None
+        raise UserError(
+            f"{python}: {error.strerror}; name a working Python to train the stage (the site's vllm_python)"
+        ) from None
     try:
         return process.wait(SECONDS)
     except subprocess.TimeoutExpired:
@@ -198,7 +200,7 @@ def _judged(stage: Stage, status: int | None, outcome: dict[str, Any] | None, se
     if left["remarks"]:
         record["not_shown"] = left["remarks"]
     if left["failed"] is not None:
-        where = f"see {log}; mend what it names, {SWITCH}"
+        where = f"see {log}; correct the named setting, {SWITCH}"
         return Tried("failed", f"one batch was tried, and {doing} failed: {left['failed']} ({where})", record)
     if status is None:
         why = f"{doing} took longer than {SECONDS:g} s in all on this machine (see {log})"

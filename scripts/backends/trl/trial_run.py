@@ -79,7 +79,7 @@ def run_trial(folder: Path, outcome: Outcome) -> None:
             small = _small(job, folder, limits, outcome)
     except Exception as error:  # of the try's own making, so the stage is not to blame
         traceback.print_exc()
-        outcome.not_tried = f"its model cannot be made small: {_last_line(error)}"
+        outcome.not_tried = f"the model cannot be made small: {_last_line(error)}"
         return
     _reward_by_length()
     with outcome.part("training a step"):
@@ -147,7 +147,7 @@ def _small(job: TrainingJob, folder: Path, limits: dict[str, Any], outcome: Outc
 
 def _reward_by_length() -> None:
     """Reward a response by its length: the probe of the preflight tries the environments, whose servers may be far."""
-    measuring.reward_groups = lambda groups, _=(): [[float(len(text)) for text in texts] for _, texts in groups]
+    measuring.reward_groups = lambda groups, *_, **__: [[float(len(text)) for text in texts] for _, texts in groups]
 
 
 def _export(job: TrainingJob, checkpoint: Path, export: Path) -> None:
