@@ -9,6 +9,7 @@ from typing import Any
 from scripts.commands.project import Project, project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
+from scripts.rows.chat_format import pin_date
 from scripts.stage.paths import StagePaths
 
 HINT = "empty line: a new conversation; Ctrl-D: the end"
@@ -31,6 +32,7 @@ def run(arguments: argparse.Namespace) -> None:
     from scripts.model.generate import Sampler  # noqa: PLC0415
 
     disable_progress_bar()
+    pin_date(project.recipe.model.template_date)
     sampler = Sampler(*load_export(record, "auto"), **_decoding(project, arguments))
     streamer = TextStreamer(sampler.tokenizer, skip_prompt=True, skip_special_tokens=True)
     opening = [{"role": "system", "content": arguments.system}] if arguments.system else []

@@ -35,7 +35,7 @@ from scripts.rewards.registry import (
     spec_of,
 )
 from scripts.rewards.verdict import Unjudged, described
-from scripts.rows.chat_format import GENERATION
+from scripts.rows.chat_format import GENERATION, pin_date
 from scripts.rows.jsonl import environment_of, read_rows
 from scripts.rows.kinds import contract_of
 from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
@@ -243,6 +243,7 @@ def main(
         register_gym(evaluation.gym, evaluation.gym_servers, gym_python)
     decoding, is_export = evaluation.decoding, start.suffix == ".json"
     told = loaded.model.thoughts
+    pin_date(loaded.model.template_date)
     asked = {
         "decoding": decoding,
         "environments": {name: sha256_file(path) for name, path in own.items()},

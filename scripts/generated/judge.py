@@ -18,6 +18,7 @@ from scripts.records import ExportRecord, read_record
 from scripts.rewards.answers import answer_of
 from scripts.rewards.registry import register, register_gym, reward_groups
 from scripts.rewards.verdict import Unjudged
+from scripts.rows.chat_format import pin_date
 from scripts.rows.jsonl import environment_named
 from scripts.rows.messages import Row, tools_of
 from scripts.rows.prompts import prompt_of, render
@@ -98,6 +99,7 @@ def main(
 ) -> None:
     """Write judged.parquet: every response with its reward."""
     loaded = load_recipe(recipe)
+    pin_date(loaded.model.template_date)
     own, judging, told = own_environments(loaded), judging_of(loaded, blend), loaded.model.thoughts
     register(own)
     if judging.gym:

@@ -21,6 +21,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
 from scripts.records import ExportRecord, read_if_there, read_lines, read_record
 from scripts.rewards.registry import environment_factory, register
+from scripts.rows.chat_format import pin_date
 from scripts.rows.jsonl import environment_named, read_rows
 from scripts.rows.kinds import KINDS
 from scripts.rows.messages import Row
@@ -209,6 +210,7 @@ def main(
     if stopped := list(filter(None, (words_of_stop(StagePaths(gate.parent)) for gate in gates))):
         raise LongError("\n  ".join([f"blend {blend} is not sampled:", *stopped]))
     loaded = load_recipe(recipe)
+    pin_date(loaded.model.template_date)
     register(own_environments(loaded))
     source = loaded.blends[blend].generated
     kinds = {path: loaded.blends[path.parent.name].kind for path in held_out}

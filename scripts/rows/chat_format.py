@@ -6,11 +6,11 @@ Read from a folder's files without transformers, so that planning needs no train
 import json
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import date, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,6 +28,8 @@ TRL = find_spec("trl")
 SHIPPED = Path(TRL.submodule_search_locations[0] if TRL else "no trl", "chat_templates")
 """The folder of TRL's chat templates, found without importing TRL."""
 SHOWN = 60
+TEMPLATE_DATE = date(2024, 7, 26)
+"""What chat templates print as the day's date where no recipe says: the date in Llama 3's templates."""
 HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which templates mark what the assistant says
 
@@ -61,17 +63,56 @@ def read_template(named: str) -> str:
 def compiled_template(chat_template: str, folder: Path) -> Template:
     """Compile a chat template as transformers does, with the special tokens of a model's folder.
 
-    TemplateError for a broken template, and in rendering for a refused conversation.
+    The day's date is the pinned one, as `scripts.model.processor` lets transformers have it. TemplateError for a broken
+    template, and in rendering for a refused conversation.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
-    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    environment.globals["strftime_now"] = pinned_now
     environment.globals["raise_exception"] = _refuse
     settings = _json(folder / SETTINGS).items()
     environment.globals |= {name: _text(value) for name, value in settings if name.endswith("_token") and value}
     return environment.from_string(_GENERATION.sub("", chat_template))
+
+
+class PinnedClock:
+    """The day that chat templates print as the day's: the same whenever a stage trains, is scored or answers."""
+
+    day: ClassVar[date] = TEMPLATE_DATE
+
+    @classmethod
+    def now(cls) -> datetime:
+        """Return the day's beginning."""
+        return datetime(cls.day.year, cls.day.month, cls.day.day)
+
+
+def pin_date(day: date | None) -> None:
+    """Let chat templates print a day in this process, by a recipe's model.template_date; None: `TEMPLATE_DATE`."""
+    PinnedClock.day = day or TEMPLATE_DATE
+
+
+def pinned_now(form: str) -> str:
+    """Return the pinned day in a form of strftime, as chat templates ask for it."""
+    return PinnedClock.now().strftime(form)
+
+
+def prints_date(chat_template: str, folder: Path, variables: dict[str, Any] | None = None) -> bool:
+    """Whether a chat template prints the day's date, with its variables; by its text where it does not render."""
+    if "strftime_now" not in chat_template:
+        return False
+    template, pinned, texts = compiled_template(chat_template, folder), PinnedClock.day, set[str]()
+    talk = [{"role": "user", "content": "?"}]
+    try:
+        for day in (date(2001, 2, 3), date(2014, 5, 16)):
+            PinnedClock.day = day
+            texts.add(template.render(messages=talk, add_generation_prompt=True, **(variables or {})))
+    except (TemplateError, TypeError, ValueError):
+        return True
+    finally:
+        PinnedClock.day = pinned
+    return len(texts) > 1
 
 
 def _refuse(why: str) -> None:

@@ -27,7 +27,7 @@ from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.rewards.gym_yaml import evaluating_task
-from scripts.rows.chat_format import ChatFormat
+from scripts.rows.chat_format import ChatFormat, pin_date
 from scripts.rows.jsonl import read_rows
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
@@ -50,6 +50,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
         check_handover(stage)
+    pin_date(stage.recipe.model.template_date)
     problems, backend = [], backend_of(settings.backend)
     if blend is None:
         _refuse(stage, backend.preflight(stage, site, python))

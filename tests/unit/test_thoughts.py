@@ -1,7 +1,9 @@
 """A model's thoughts are told apart from its answer in one place, and verifiers, selection and metrics go by that."""
 
 import json
+import re
 from collections import defaultdict
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_parent, unfinished_thoughts
 from scripts.generated.judge import judge
 from scripts.generated.select import UNFINISHED, Selection
@@ -21,7 +24,7 @@ from scripts.rewards.answers import UnfinishedThoughts, answer_of
 from scripts.rewards.episode import EpisodeResponse, episode_response
 from scripts.rewards.gym import output_items
 from scripts.rewards.registry import SPECS, own_metrics, register, reward_groups, scores
-from scripts.rows.chat_format import SHIPPED
+from scripts.rows.chat_format import SHIPPED, compiled_template, marks_answers, pin_date, prints_date
 from scripts.rows.thoughts import ResponseReader, as_message, begun_by, split_response
 from tests import pretrained
 from tests.conftest import SHORT
@@ -374,3 +377,106 @@ def test_what_the_model_tells_of_its_thoughts_is_part_of_the_stages_that_it_chan
     assert resolve_stage(told, grpo).content != resolve_stage(plain, grpo).content
     assert "thoughts" not in resolve_stage(plain, grpo).values()
     assert resolve_stage(marked, grpo).thoughts == ThoughtMarks(begin="<r>", end="</r>")
+
+
+ROWS = {
+    "without thoughts": {"content": "Five."},
+    "thoughts in the answer": {"content": "<think>\nHm.\n</think>\n\nFive."},
+    "thoughts in a field": {"content": "Five.", "reasoning_content": "Hm."},
+}
+R1, TRAINING, OFF = "deepseek_r1_distill", "deepseek_r1_distill_training", {"enable_thinking": False}
+BEGINNINGS = [
+    (R1, {}, "without thoughts", "this row has none: let the answers begin with '<think>\\n'"),
+    (R1, {}, "thoughts in the answer", f"name TRL's {TRAINING}, which keeps what this one leaves out"),
+    (R1, {}, "thoughts in a field", "prints no reasoning_content"),
+    (TRAINING, {}, "thoughts in the answer", None),
+    (TRAINING, {}, "without thoughts", "one whose prompt begins no thoughts"),
+    ("deepseekv3", {}, "thoughts in the answer", f"such as TRL's {TRAINING}"),
+    ("nemotron_3_super", {}, "thoughts in the answer", None),
+    ("nemotron_3_super", {}, "thoughts in a field", None),
+    ("nemotron_3_super", {}, "without thoughts", "chat_template_kwargs: {enable_thinking: false}"),
+    ("nemotron_3_super", OFF, "without thoughts", None),
+    ("nemotron_3_super", OFF, "thoughts in the answer", "leave enable_thinking out of"),
+    ("nemotron_3_super_training", OFF, "without thoughts", None),
+    ("qwen3", {}, "without thoughts", None),
+    ("qwen3", OFF, "without thoughts", None),
+    ("qwen3", OFF, "thoughts in the answer", "leave enable_thinking out of"),
+    ("qwen3_5_think", {}, "thoughts in a field", None),
+]
+
+
+MARKED = [each for each in BEGINNINGS if each[0].endswith("_training")]
+
+
+@pytest.mark.parametrize(
+    ("named", "variables", "row", "refusal", "assistant_only"),
+    [*((*each, False) for each in BEGINNINGS), *((*each, True) for each in MARKED)],
+)
+def test_what_rows_must_have_is_asked_of_the_rows_with_the_variables(named, variables, row, refusal, assistant_only):
+    from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_demonstrations
+
+    made = pretrained.tokenizer(chat_template=(SHIPPED / f"{named}.jinja").read_text(), bos_token="<|reserved|>")
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", **ROWS[row]}]
+    line = Line(3, "rows.jsonl:3", "", {"messages": talk})
+    assert marks_answers(made.chat_template) or not assistant_only
+    if refusal is not None:
+        with pytest.raises(UserError, match=r"rows.jsonl:3: .*" + re.escape(refusal)):
+            tokenize_demonstrations([line], made, 999, variables, assistant_only)
+        return
+    (tokens,) = tokenize_demonstrations([line], made, 999, variables, assistant_only)
+    learnt = made.decode([label for label in tokens["labels"] if label != IGNORED])
+    assert learnt.rstrip().endswith("Five.<|im_end|>") or learnt.endswith("Five.<｜end▁of▁sentence｜>")
+    assert ("Hm." in learnt) == (row != "without thoughts")
+
+
+@pytest.mark.parametrize("named", [R1, TRAINING, "deepseekv3", "nemotron_3_super", "nemotron_3_super_training"])
+def test_a_model_whose_template_begins_the_thoughts_is_prepared(named):
+    from scripts.model.processor import check_template
+
+    template = (SHIPPED / f"{named}.jinja").read_text()
+    made = pretrained.tokenizer(chat_template=template, bos_token="<|reserved|>")
+    made.add_tokens(["<｜end▁of▁sentence｜>"], special_tokens=True)
+    if "end▁of▁sentence" in template:
+        made.add_special_tokens({"eos_token": "<｜end▁of▁sentence｜>"})
+    for variables in ({}, OFF):
+        check_template("model", made, "model.chat_template", [], "", variables)
+
+
+def test_a_template_that_needs_a_variable_is_checked_with_those_of_the_stage():
+    from scripts.model.processor import check_template
+
+    template = "{% if not style %}{{ raise_exception('no style') }}{% endif %}" + pretrained.TEMPLATE
+    made = pretrained.tokenizer(chat_template=template)
+    with pytest.raises(UserError, match="no style"):
+        check_template("s", made, "key", [], "")
+    check_template("s", made, "key", [], "", {"style": "plain"})
+
+
+DATED = {"llama3_2": "26 Jul 2024", "gptoss": "2024-07-26", "muse_glimmer": "2024-07-26"}
+
+
+@pytest.mark.parametrize("named", DATED)
+def test_a_template_that_prints_the_date_prints_the_pinned_day_whoever_renders(named, tmp_path):
+    from scripts.model.processor import use_template
+
+    template, asked = (SHIPPED / f"{named}.jinja").read_text(), [{"role": "user", "content": "?"}]
+    made = use_template(pretrained.tokenizer(bos_token="<|reserved|>"), template)
+    made.save_pretrained(tmp_path)
+    assert prints_date(template, tmp_path)
+    try:
+        for day, shown in ((None, DATED[named]), (date(2025, 1, 2), "2025-01-02")):
+            pin_date(day)
+            theirs = made.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+            ours = compiled_template(template, tmp_path).render(messages=asked, add_generation_prompt=True)
+            assert ours == theirs
+            assert shown in theirs or "02 Jan 2025" in theirs
+    finally:
+        pin_date(None)
+
+
+def test_a_template_that_is_told_the_date_or_prints_none_is_not_named(tmp_path):
+    pretrained.tokenizer(bos_token="<|reserved|>").save_pretrained(tmp_path)
+    llama, plain = ((SHIPPED / f"{name}.jinja").read_text() for name in ("llama3_2", "qwen3"))
+    assert prints_date(llama, tmp_path) and not prints_date(llama, tmp_path, {"date_string": "1 Jan 2025"})
+    assert not prints_date(plain, tmp_path) and not prints_date("{# strftime_now #}" + plain, tmp_path)
+    assert prints_date("{{ raise_exception('x') }}{{ strftime_now('%Y') }}", tmp_path)

@@ -27,7 +27,7 @@ from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import CheckpointRecord, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
-from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.chat_format import pin_date, tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.stage import publish
 from scripts.stage.consistency import exported_model
@@ -55,6 +55,7 @@ class Trl(Backend):
         if config.kind is None:
             return "a merge has none"
         register(own_environments(stage.recipe, stage.name), config.environments)
+        pin_date(config.template_date)
         processor = load_here(folder or config.model, config.chat_template)
         if isinstance(processor, str):
             return processor
@@ -63,7 +64,9 @@ class Trl(Backend):
             from scripts.model.processor import check_template  # noqa: PLC0415
 
             key = f"{stage.name}: policy.tokenizer.chat_template"
-            check_template(key, tokenizer, key, ends, "name another one, or the right token as model.eos_token")
+            advice = "name another one, or the right token as model.eos_token"
+            variables = config.policy.tokenizer.chat_template_kwargs
+            check_template(key, tokenizer, key, ends, advice, variables)
         _, prepare = preparation_of(config, processor)
         found = ((line.number, row) for line in lines_of(stage.train_split) for row in prepare([line]))
         rows = [shown_row(line, parts_of(row, processor), tokenizer) for line, row in islice(found, count)]

@@ -10,7 +10,7 @@ from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_
 from scripts.model.lengths import TokenCounter
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.strict import nearest
-from scripts.rows.chat_format import ChatFormat, chat_template_of
+from scripts.rows.chat_format import TEMPLATE_DATE, ChatFormat, chat_template_of, prints_date
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
 from scripts.stage.stage import Stage
@@ -20,7 +20,7 @@ SAMPLE, MANY = 200, 0.4
 
 
 def unlikely_settings(stage: Stage) -> Iterator[str]:
-    """Yield lengths beyond the model's context, tokens outside of its vocabulary, and layers that it lacks."""
+    """Yield lengths beyond the model's context, tokens outside of its vocabulary, layers that it lacks, and dates."""
     config, evaluation = stage.config, stage.recipe.evaluation
     model, shape = model_at_hand(stage)
     if model is None or shape is None:
@@ -35,6 +35,7 @@ def unlikely_settings(stage: Stage) -> Iterator[str]:
     for key, sampling in samplers.items():
         if sampling and (beyond := [token for token in sampling.stop_token_ids if token >= shape.vocabulary]):
             yield f"{key}.stop_token_ids: no response ends at {beyond}; the vocabulary has {shape.vocabulary} tokens"
+    yield from date_printed(stage, model)
     layers = {name.removesuffix(".weight").rpartition(".")[2] for name in tensors_of(model) if "norm" not in name}
     for target in config.policy.lora.target_modules if config.policy.lora else ():
         if target.rpartition(".")[2] not in layers:
@@ -65,6 +66,19 @@ def _samplers(stage: Stage) -> dict[str, Sampling]:
     rollouts = getattr(stage.config.policy, "generation", None)
     named = {"evaluation": scores, "policy.generation": rollouts}
     return {key: sampling for key, sampling in named.items() if sampling is not None}
+
+
+def date_printed(stage: Stage, model: Path) -> Iterator[str]:
+    """Yield what day the chat template prints, where it prints the day's."""
+    template = stage.config.chat_template or chat_template_of(model)
+    variables = stage.config.policy.tokenizer.chat_template_kwargs
+    if template is None or not prints_date(template, model, variables):
+        return
+    day = stage.recipe.model.template_date or TEMPLATE_DATE
+    yield (
+        f"the chat template prints the day's date; in training, scores and data it is {day} (model.template_date), and "
+        "whoever serves the model elsewhere has another"
+    )
 
 
 def cut_answers(stage: Stage) -> Iterator[str]:

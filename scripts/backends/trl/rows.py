@@ -25,6 +25,7 @@ from scripts.backends.trl.tokenization import lines_of
 from scripts.errors import UserError
 from scripts.records import Manifest, read_record
 from scripts.rows import examples, kinds, messages, prompts
+from scripts.rows.chat_format import PinnedClock
 from scripts.rows.random_order import random_order
 
 BATCH = 128
@@ -68,6 +69,7 @@ def training_rows(job: TrainingJob, count: int | None, schema: pa.Schema, prepar
 
 def _key(split: str, count: int, prepare: partial) -> str:
     settings = dict(prepare.keywords)
+    template = settings["processor"].chat_template
     with tempfile.TemporaryDirectory() as folder:
         settings.pop("processor").save_pretrained(folder)
         facts = {
@@ -77,6 +79,7 @@ def _key(split: str, count: int, prepare: partial) -> str:
             "processor": files.describe_files(Path(folder)),
             "code": [files.sha256_file(Path(file)) for file in (inspect.getfile(prepare.func), *CODE)],
             "libraries": [version(name) for name in LIBRARIES],
+            **({"day": str(PinnedClock.day)} if "strftime_now" in str(template) else {}),
         }
     return files.sha256_text(files.canonical_json(facts))[:16]
 

@@ -4,7 +4,7 @@ Texts are rendered in the chat template and tokenized without the tokenizer's sp
 is there once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,12 +18,13 @@ from scripts.backends.trl.algorithm import TrlTraining
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rewards.registry import tool_schemas
-from scripts.rows.chat_format import marks_answers, tokenizer_of, training_template_of
+from scripts.rows.chat_format import marks_answers, read_template, tokenizer_of, training_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
 from scripts.rows.learning_marks import learnt_places
 from scripts.rows.messages import common_length, text_of, tools_of
 from scripts.rows.prompts import Messages, as_chat, open_picture, pictures_of, prompt_of, render
+from scripts.rows.thoughts import begun_by
 
 TOKENS = pa.list_(pa.int32())
 DEMONSTRATIONS = pa.schema({"input_ids": TOKENS, "labels": TOKENS, "pictures": pa.list_(pa.string())})
@@ -134,7 +135,8 @@ def _last_answer(line: Line, messages: Messages, processor: Any, options: dict[s
     A token merged of prompt and answer is not learnt.
     """
     prompt, text = _prompt(line, messages[:-1], processor, options), _text(line, messages, processor, options)
-    _check_begins(line, prompt, text, "the conversation", "its last answer")
+    remedy = partial(_remedy, line, messages, messages[:-1], processor, options)
+    _check_begins(line, prompt, text, "the conversation", "its last answer", remedy)
     prompt_ids, ids = token_ids([prompt, text], processor)
     start = len(prompt_ids)
     if ids[:start] != prompt_ids:
@@ -160,12 +162,21 @@ def _answers(
         )
     text = _text(line, messages, processor, options)  # fails with its place
     if marks_answers(tokenizer.chat_template):
+        _check_thoughts_begin(line, messages, text, processor, options)
         return _marked_answers(line, messages, learnt, processor, options)
     (ids,), spans = token_ids([text], processor), []
     for place in learnt:
         before = _prompt(line, messages[:place], processor, options)
         spans.append(_span(line, messages, place, ids, before, processor, options))
     return ids, spans
+
+
+def _check_thoughts_begin(line: Line, messages: Messages, text: str, processor: Any, options: dict[str, Any]) -> None:
+    """Raise UserError where the prompt of the last answer begins thoughts, and the conversation `text` does not."""
+    prompt = _prompt(line, messages[:-1], processor, options)
+    if begun_by(prompt):
+        remedy = partial(_remedy, line, messages, messages[:-1], processor, options)
+        _check_begins(line, prompt, text, "the conversation", "its last answer", remedy)
 
 
 def _marked_answers(
@@ -222,16 +233,65 @@ def _text(line: Line, messages: Messages, processor: Any, options: dict[str, Any
         raise UserError(f"{line.place}: the chat template fails: {error}") from None
 
 
-def _check_begins(line: Line, prompt: str, text: str, what: str, of: str) -> None:
-    """Raise UserError where a text does not begin with its prompt, so the answer's start is unknown."""
+def _check_begins(line: Line, prompt: str, text: str, what: str, of: str, remedy: Callable[[], str]) -> None:
+    """Raise UserError where a text does not begin with its prompt, so the answer's start is unknown.
+
+    `remedy` finds what to do.
+    """
     if text.startswith(prompt):
         return
     place = common_length(prompt, text)
     raise UserError(
         f"{line.place}: by the chat template {what} does not begin with the prompt of {of}, so training and "
         f"generation would differ: the prompt goes on with {prompt[place : place + SHOWN]!r}, {what} with "
-        f"{text[place : place + SHOWN]!r}; name another template as policy.tokenizer.chat_template"
+        f"{text[place : place + SHOWN]!r}; {remedy()}"
     )
+
+
+def _remedy(line: Line, whole: Messages, asked: Messages, processor: Any, options: dict[str, Any]) -> str:
+    """Say what would let a conversation begin with the prompt of its answer: what helps this row, as tried.
+
+    `whole` is the conversation, `asked` the part before the answer.
+    """
+    begins = partial(_begins, line, whole, asked, processor)
+    key = "policy.tokenizer.chat_template_kwargs"
+    if "enable_thinking" in options:
+        thinking = {name: value for name, value in options.items() if name != "enable_thinking"}
+        if begins(thinking):
+            return f"leave enable_thinking out of {key} for rows with thoughts"
+    elif begins(options | {"enable_thinking": False}):
+        return f"say {key}: {{enable_thinking: false}} for rows without thoughts"
+    shipped = training_template_of(tokenizer_of(processor).chat_template)
+    if shipped and begins(options | {"chat_template": read_template(shipped)}):
+        return f"name TRL's {shipped}, which keeps what this one leaves out, as policy.tokenizer.chat_template"
+    return _remedy_of_thoughts(_prompt(line, asked, processor, options), whole[len(asked)])
+
+
+def _remedy_of_thoughts(prompt: str, answer: dict[str, Any]) -> str:
+    """Say what to do with an answer whose prompt begins thoughts; in any other case only another template helps."""
+    other = "name another template as policy.tokenizer.chat_template"
+    begun = begun_by(prompt)
+    if not begun:
+        return other
+    end = begun.strip().replace("<", "</", 1)
+    form = f"{begun!r}, the thoughts and {end!r}"
+    if answer.get("reasoning_content"):
+        return f"the template prints no reasoning_content: let the answers' content begin with {form}, or {other}"
+    if end in text_of(answer.get("content")):
+        kept = "one that prints the thoughts of the last answer, such as TRL's deepseek_r1_distill_training"
+        return f"the answers are to begin with {form}; where they do, the template leaves these out: {other}, {kept}"
+    return (
+        f"the prompt begins thoughts, and this row has none: let the answers begin with {form}, or {other}, one whose "
+        "prompt begins no thoughts"
+    )
+
+
+def _begins(line: Line, whole: Messages, asked: Messages, processor: Any, options: dict[str, Any]) -> bool:
+    """Whether a conversation begins with the prompt of its answer by other options of the chat template."""
+    try:
+        return _text(line, whole, processor, options).startswith(_prompt(line, asked, processor, options))
+    except UserError:
+        return False
 
 
 def tokenize_answers(
@@ -257,7 +317,8 @@ def tokenize_answers(
         texts = ["" if joined else prompt]
         for name, answer in zip(names[1:], pair.answers, strict=True):
             text = _text(line, as_chat([*pair.prompt, *answer]), processor, options)
-            _check_begins(line, prompt, text, f"the conversation with {name}", "the pair")
+            remedy = partial(_remedy, line, as_chat([*pair.prompt, *answer]), as_chat(pair.prompt), processor, options)
+            _check_begins(line, prompt, text, f"the conversation with {name}", "the pair", remedy)
             texts.append(text if joined else text.removeprefix(prompt))
         prompt_ids, *answers = token_ids(texts, processor)
         length = len(prompt_ids) + max(map(len, answers))

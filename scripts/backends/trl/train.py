@@ -32,6 +32,7 @@ from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
+from scripts.rows.chat_format import pin_date
 from scripts.stage.measured import words_of
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stopping import best_so_far, ending_in
@@ -61,6 +62,7 @@ def _train(job: TrainingJob) -> None:
     if world_size() != job.ranks:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
+    pin_date(job.config.template_date)
     register(job.environments, job.config.environments)
     if getattr(job.config, "gym", None):
         register_gym(job.config.gym, job.settings.gym_servers, job.gym_python)
