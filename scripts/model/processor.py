@@ -14,6 +14,7 @@ from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import PinnedClock, tokenizer_of
+from scripts.rows.thoughts import begins_thoughts
 
 ANSWER = "stagecoach"
 LONGEST_TALK = 1 << 20
@@ -68,10 +69,10 @@ def check_template(
     advice: str,
     variables: TemplateVariables | None = None,
 ) -> None:
-    """Raise UserError where the chat template fails, prints no answer, or no generation ends as an answer does.
+    """Raise UserError where the chat template hides an answer to a prompt, or no generation ends as the answer does.
 
     `key` is the key of another template; generation ends with `ends` and eos, and `advice` is how to mend them.
-    `variables` are those of the template. Whether rows begin as a generation does is asked of a stage's rows.
+    `variables` are those of the template. A prompt may begin thoughts: whether a stage's rows have them is asked there.
     """
     variables = variables or {}
     try:
@@ -84,8 +85,13 @@ def check_template(
         raise
     except Exception as error:  # a template is a program, and may raise anything
         raise UserError(f"{name}: the chat template fails ({error}); name a template as {key}") from None
-    if ANSWER not in text:
+    if ANSWER not in text.removeprefix(prompt):
         raise UserError(f"{name}: the chat template prints no assistant's answer; name another template as {key}")
+    if not text.startswith(prompt) and not begins_thoughts(prompt, text):
+        raise UserError(
+            f"{name}: the chat template begins a conversation differently from the prompt of the last answer, so "
+            f"training and generation would differ; name another template as {key}"
+        )
     after = tokenizer(text.rpartition(ANSWER)[2], add_special_tokens=False)["input_ids"]
     known = {tokenizer.eos_token_id, *ends}
     if not after or after[0] not in known:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from scripts.recipe.model import ThoughtMarks
 from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.messages import common_length
 
 Told = ThoughtMarks | Literal["none"] | None
 """How a recipe tells thoughts apart: by its own marks, not at all, or by the marks known here (None)."""
@@ -135,6 +136,13 @@ def begun_by(prompt: str, told: Told = None) -> str:
         if shown.endswith(marks.begin):
             return prompt[len(shown) - len(marks.begin) :]
     return ""
+
+
+def begins_thoughts(prompt: str, conversation: str) -> bool:
+    """Whether a prompt differs from the conversation that goes on with an answer by thoughts that it begins."""
+    rest = prompt[common_length(prompt, conversation) :]
+    is_within = any(marks.begin in rest for marks in _all_marks(None))
+    return is_within or bool(begun_by(prompt))
 
 
 def _all_marks(told: Told) -> Iterator[ThoughtMarks]:

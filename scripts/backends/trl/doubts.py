@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
