@@ -70,7 +70,7 @@ def published_of(run: Path, stop_when: StopWhen, ending: Ending, last: Checkpoin
     if stop_when.publish == "last" or ending.best == last.step:
         return last
     best = Checkpoint(ending.best, run / f"checkpoints/step_{ending.best}")
-    if damage := damage_of(best.path):
+    if damage := damage_of(best.path, content=False):
         raise UserError(
             f"{best.path}: {damage}, but step {best.step} has the best {stop_when.metric}; say publish: last under "
             "stop_when, or move the training's folder away to train the stage again"

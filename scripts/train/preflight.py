@@ -25,6 +25,7 @@ from scripts.recipe.load import load_site
 from scripts.recipe.model import RandomModel
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
+from scripts.recipe.stop_when import StopWhen
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat, pin_date
@@ -224,12 +225,19 @@ def checkpoint_bytes(stage: Stage) -> int:
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
 
 
-def checkpoints_at_once(checkpointing: Checkpointing, planned: int) -> int:
-    """Return the most checkpoints on the disk at one moment: the kept, and one being saved."""
+def checkpoints_at_once(checkpointing: Checkpointing, planned: int, stopping: StopWhen | None = None) -> int:
+    """Return the most checkpoints on the disk at one moment: the kept, and one being saved.
+
+    A stage that may end early saves one at each measurement, and keeps the best.
+    """
     taken = math.ceil(planned / checkpointing.save_period)
+    if stopping is not None:
+        taken += planned // stopping.val_period
     if checkpointing.keep_last_k is None:
         return taken
-    return min(taken, checkpointing.keep_last_k + checkpointing.keep_top_k + len(checkpointing.keep_steps) + 1)
+    best = 0 if stopping is None else 1
+    kept = checkpointing.keep_last_k + checkpointing.keep_top_k + len(checkpointing.keep_steps) + best
+    return min(taken, kept + 1)
 
 
 def shortage(stage: Stage) -> str | None:
@@ -238,7 +246,8 @@ def shortage(stage: Stage) -> str | None:
     Checkpoints of the same config and data are there already and need no room.
     """
     run = stage.paths.run
-    each, most = checkpoint_bytes(stage), checkpoints_at_once(stage.settings.checkpointing, stage.planned)
+    each = checkpoint_bytes(stage)
+    most = checkpoints_at_once(stage.settings.checkpointing, stage.planned, stage.config.stopping)
     held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
     now = stage.config.content, splits["train"]["sha256"] if splits else None
     is_ours = held is not None and (held["config"], held["train_split"]) == now  # its parent may not be exported yet

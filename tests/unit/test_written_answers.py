@@ -21,6 +21,7 @@ from scripts.stage.provenance import step_text
 from scripts.stage.stopping import ending_of, words_of_selected
 from scripts.stage.store import prune_checkpoints
 from scripts.stage.tables import METRICS, read_table, write_metrics
+from scripts.train.preflight import checkpoints_at_once
 from tests.conftest import ROOT, refusal
 from tests.stages import checkpoint_record
 
@@ -309,3 +310,10 @@ def test_what_is_published_of_a_stage_that_ended_early_is_told_in_words():
     says = words_of_selected({"step": 4, "selected": selected | {"last": 20}})
     assert says.endswith("; trained to step 20")
     assert step_text({"step": 4, "selected": selected}) == "4 of 8" and words_of_selected({"step": 4}) == ""
+
+
+def test_room_for_checkpoints_counts_those_of_each_measurement_and_the_best():
+    few, stopping = Checkpointing(save_period=10, keep_last_k=1), StopWhen(val_period=5)
+    assert (checkpoints_at_once(few, 100), checkpoints_at_once(few, 100, stopping)) == (2, 3)
+    everything = Checkpointing(save_period=10)
+    assert (checkpoints_at_once(everything, 100), checkpoints_at_once(everything, 100, stopping)) == (10, 30)

@@ -38,6 +38,7 @@ def test_plain_snakemake_makes_everything_says_how_far_it_is_and_has_nothing_to_
         assert rewards.to_dict() == pytest.approx(
             {name: it["after"] for name, it in evaluation["environments"].items()}
         )
+        assert ("validation" in evaluation) == (stage == "sft")
         assert evaluation["mean"]["change"]["low"] <= evaluation["mean"]["change"]["high"]
         assert read_json(directory / "criteria.json")["verdict"] == "pass"
         metrics = pd.read_parquet(directory / "metrics.parquet")

@@ -20,6 +20,7 @@ from scripts.backends.trl.offline_trainers import with_others  # noqa: E402
 from scripts.backends.trl.tokenization import IGNORED, preparation_of  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.backends.trl.validation import held_out  # noqa: E402
+from scripts.files import sha256_file  # noqa: E402
 from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.processor import load_processor  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
@@ -190,6 +191,22 @@ def plain_reward(stages, job, rows):
         "validation_accuracy": (margins > 0).double().mean().item(),
         "validation_margin": margins.mean().item(),
     }
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_measuring_draws_no_random_numbers_from_the_dropout_of_adapters(stages, name):
+    runs = []
+    for run, validation in (("with", OFTEN), ("without", OFF)):
+        job = job_of(stages, name, f"{name}.adapters.{run}", **validation)
+        values = job.config.values()
+        values["policy"]["lora"] = {"dim": 4, "dropout": 0.3}
+        train(replace(job, config=training_config(values)))
+        runs.append(job.run)
+    hashes = [sha256_file(checkpoint(run, STEPS) / "adapter_model.safetensors") for run in runs]
+    assert hashes[0] == hashes[1]
+    first = measured(runs[0])[0]
+    if name == "dpo":  # the reference is the policy without its adapters, which are 0 at the start
+        assert first["validation_loss"] == pytest.approx(0.6931, abs=1e-4)
 
 
 def test_a_batch_of_held_out_rows_has_the_rows_of_a_step(stages):

@@ -12,7 +12,6 @@ from scripts.rows.examples import PAIR_OF_TEXTS, RANKED
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
 
-VALIDATION_LOSS = "final_validation_loss"
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
 
@@ -53,10 +52,11 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
             "checkpointing.keep_top_k asks for the best checkpoints, but nothing validates, so NeMo-RL would keep the "
             "newest; set keep_last_k instead, or a val_period",
         )
-    if not context.validates and any(bound.metric == VALIDATION_LOSS for bound in context.settings.gate):
+    judged = [bound.metric for bound in context.settings.gate if "validation_" in bound.metric]
+    if judged and not context.validates:
         yield context.warning(
             27,
-            f"its gate judges {VALIDATION_LOSS}, but nothing validates; set {context.settings.loop}.val_period, "
+            f"its gate judges {judged[0]}, but nothing validates; set {context.settings.loop}.val_period, "
             "or val_at_end",
         )
 
