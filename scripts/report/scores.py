@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from scripts.model.generation_settings import words_of
+from scripts.recipe.expand import VALIDATED
 from scripts.recipe.sampling import words_of_decoding
 from scripts.records import (
     Benchmark,
@@ -102,6 +103,18 @@ def scores_side_by_side(
     return {name: [scores.get(name) for scores in columns] for name in sorted(names, key=lambda name: name == "mean")}
 
 
+def by_validation(choice: Choice) -> bool:
+    """Whether a choice went by a figure of held-out rows of written answers."""
+    return choice["by"] in VALIDATED
+
+
+def _words_of_choice(choice: Choice, name: str) -> str:
+    chosen = f"{name} was chosen among {len(choice['candidates'])} by {choice['by']}"
+    if by_validation(choice):
+        return f"{chosen}, on the rows measured here, so its figures flatter it."
+    return f"{chosen}, on the rows scored here, so the scores overestimate it."
+
+
 def selection_sentences(results: Path, chain: list[str]) -> list[str]:
     """Return the warnings on the scores of a chain's last stage; `chain`: folders' names, parents first.
 
@@ -109,15 +122,15 @@ def selection_sentences(results: Path, chain: list[str]) -> list[str]:
     """
     records = [read_if_there(StagePaths(results / name).record, CheckpointRecord) for name in chain]
     trained = [(record["identity"], record["step"]) for record in records if record]
-    says, ends = [], [StagePaths(results / chain[-1])]
+    says, ends, is_scored = [], [StagePaths(results / chain[-1])], False
     for path in sorted(results.glob("*/choice.json")):
         choice = read_record(path, Choice)
         among = len(choice["candidates"])
         for each in choice["candidates"]:
             key = each["identity"], each["step"]
             if among > 1 and each["name"] in choice["chosen"] and key in trained:
-                chosen = f"{each['name']} was chosen among {among} by {choice['by']}"
-                says.append(f"{chosen}, on the rows scored here, so the scores overestimate it.")
+                says.append(_words_of_choice(choice, each["name"]))
+                is_scored = is_scored or not by_validation(choice)
                 ends += [StagePaths(path.parent)] if key == trained[-1] else []
     test = next((found for folder in ends if (found := read_if_there(folder.test, Evaluation))), None)
     if test is not None:
@@ -126,6 +139,6 @@ def selection_sentences(results: Path, chain: list[str]) -> list[str]:
         if change:
             figure += f" ({change['value']:+.2f}, 95 % interval {change['low']:+.2f} to {change['high']:+.2f})"
         says.append(f"On the test split, which no choice has used: {figure}.")
-    elif says:
+    elif is_scored:
         says.append("For a score without this bias, set evaluation.test: true in the recipe and test: N in a blend.")
     return list(dict.fromkeys(says))
