@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,13 @@ import yaml
 
 pytest.importorskip("trl")
 
+from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, GenerationConfig
+from trl import GRPOConfig
+from trl.generation import vllm_generation
 
 from scripts.backends.trl import distillation_trainer, grpo_trainer
+from scripts.evaluate.tasks import run_harness, settings_of, settings_of_model
 from scripts.evaluate.turns import EpisodeRunner
 from scripts.files import describe_files, link_to, read_json, write_json
 from scripts.generated import sample
@@ -33,6 +38,7 @@ from scripts.model.generation_settings import (
 )
 from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
+from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.resolve import training_config
 from scripts.stage.publish import export_name
@@ -415,3 +421,76 @@ def test_a_generated_source_samples_by_its_own_settings_and_its_engine_takes_all
         list(engine.respond([ROW]))
     expected = {"repetition_penalty": 1.2, "top_p": 0.9, "min_new_tokens": None, "suppress_tokens": None}
     assert found[-1].items() >= expected.items()
+
+
+class Engine:
+    """In place of vLLM, which another environment has: its options, and the settings of the last call."""
+
+    made: "Engine"
+
+    def __init__(self, **options: Any) -> None:
+        Engine.made, self.options = self, options
+
+    def generate(self, prompts: Any, sampling_params: dict[str, Any], **_: Any) -> list[Any]:
+        self.settings = sampling_params
+        return [SimpleNamespace(prompt_token_ids=each["prompt_token_ids"], outputs=[]) for each in prompts]
+
+
+def test_a_colocated_vllm_is_handed_the_recipes_values_and_defaults_of_its_own(folder, tmp_path, monkeypatch):
+    """By TRL's own code around the engine; the real engine is in tests/workflow/test_vllm.py."""
+    monkeypatch.setattr(vllm_generation, "is_vllm_available", lambda: True)
+    monkeypatch.setattr(vllm_generation, "LLM", Engine, raising=False)
+    monkeypatch.setattr(vllm_generation, "SamplingParams", dict, raising=False)
+    job = policy_job(folder, tmp_path, "grpo")
+    values = job.config.values()
+    asked = {"temperature": 0.9, "top_p": 0.8, "top_k": 7, "min_p": 0.05, "repetition_penalty": 1.3}
+    values["policy"]["generation"] |= asked | {"backend": "vllm", "stop_token_ids": [70]}
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        **grpo_trainer.sampling_arguments(replace(job, config=training_config(values))),
+    )
+    model = load_model(folder)
+    model.name_or_path = str(folder)
+    options = {name: getattr(arguments, name) for name in (*asked, "max_completion_length", "generation_kwargs")}
+    generation = vllm_generation.VLLMGeneration(model, Accelerator(cpu=True), None, mode="colocate", **options)
+    generation.generate([[1, 2]], None, 2)
+    assert Engine.made.options["generation_config"] == "vllm" and Engine.made.options["model"] == str(folder)
+    assert Engine.made.settings == asked | {"max_tokens": 3, "stop_token_ids": [70], "n": 1, "logprobs": 0}
+
+
+SAY = """
+task: say
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {folder}/say.jsonl}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "Which is larger, {{{{a}}}} or {{{{b}}}}?"
+doc_to_target: "{{{{b}}}}"
+generation_kwargs: {{until: ["\\n\\n\\n\\n"], max_gen_toks: 16, do_sample: false}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+@pytest.mark.skipif(not (ROOT / ".lm-eval/installed").exists(), reason="lm-eval is not installed: make lm-eval")
+def test_lm_evals_answers_are_those_of_a_folder_that_asks_for_nothing(folder, ask, tmp_path, monkeypatch):
+    """By the real lm-eval, on a task that generates."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/say.yaml").write_text(SAY.format(folder=tmp_path / "tasks"))
+    (tmp_path / "tasks/say.jsonl").write_text("".join(f'{{"a": {number}, "b": 9}}\n' for number in range(4)))
+    task = Task(task="say", include_path=str(tmp_path / "tasks"))
+
+    def answers(read: Path, name: str) -> list[Any]:
+        settings = settings_of(task) | settings_of_model(read, "cpu", Evaluation(tasks=[task]))
+        (tmp_path / name).mkdir()
+        run_harness(settings, ROOT / ".lm-eval", tmp_path / name)
+        (samples,) = (tmp_path / name).rglob("samples_say_*.jsonl")
+        return [json.loads(line)["resps"] for line in samples.read_text().splitlines()]
+
+    ask()
+    plain = answers(folder, "plain")
+    ask(**KEYS, max_new_tokens=3)
+    with folder_without_sampling(folder) as read:
+        assert answers(read, "asked") == plain

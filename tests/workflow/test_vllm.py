@@ -14,7 +14,7 @@ import pytest
 
 from scripts.backends.trl.algorithm import PACKAGES
 from scripts.backends.trl.versions import problem_of
-from scripts.files import sha256_file
+from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.yaml_file import pinned_versions
 from tests.conftest import ROOT, Workflow
 from tests.pretrained import save_beginning
@@ -133,6 +133,8 @@ def test_responses_of_a_generated_blend_are_those_of_transformers_and_repeat_by_
     from scripts.model.processor import load_processor
 
     save_beginning("llama", tmp_path / "model", head_dim=32)
+    own = tmp_path / "model/generation_config.json"  # of which the tokens alone count, for both engines
+    write_json(own, read_json(own) | {"repetition_penalty": 1.5, "min_p": 0.3, "max_new_tokens": 2})
     rows = [{"responses_create_params": {"input": f"Which is larger, {number} or 3?"}} for number in (1, 2, 12)]
     command = [PYTHON, "-c", ENGINE, str(tmp_path / "model"), json.dumps(rows)]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
