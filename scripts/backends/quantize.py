@@ -12,8 +12,9 @@ from compressed_tensors.quantization import QuantizationConfig, apply_quantizati
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam, is_module_quantized
 
 from scripts.errors import UserError
-from scripts.files import amount, copy_file, describe_files, temporary_directory
-from scripts.model.hugging_face import model_files
+from scripts.files import amount, copy_file, describe_files, temporary_directory, write_json
+from scripts.model.form import key_of_type
+from scripts.model.hugging_face import INDEX, config_of, model_files
 from scripts.model.loading import load_model
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
@@ -42,9 +43,17 @@ def quantise(folder: Path, settings: Quantize, fresh: Path) -> None:
     compressor.compress_model(model)
     model.save_pretrained(fresh)
     compressor.update_config(fresh)
+    _settle_form(folder, fresh)
+
+
+def _settle_form(folder: Path, fresh: Path) -> None:
+    """Give the quantised weights the model's files as they are, the config with what quantising changes."""
+    saved, config = config_of(fresh), config_of(folder)
+    config[key_of_type(config)] = saved["dtype"]
     for path in model_files(folder):
-        if path.suffix != ".safetensors" and not (fresh / path.name).exists():
+        if path.suffix != ".safetensors" and path.name != INDEX:
             copy_file(path, fresh / path.name)
+    write_json(fresh / "config.json", config | {"quantization_config": saved["quantization_config"]})
 
 
 def _scale(name: str, module: torch.nn.Module) -> None:

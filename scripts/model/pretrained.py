@@ -11,11 +11,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.model.form import set_generation, set_special_tokens
 from scripts.model.hugging_face import check_model, chosen_files, config_of
 from scripts.model.model_source import check_format, template_of
 from scripts.model.processor import check_template
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.bounds import bounded
+from scripts.rows.chat_format import write_template
 
 DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
 LAYERS, MOST_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 10_000
@@ -92,19 +94,18 @@ def _check_kind(name: str, folder: Path) -> None:
 
 
 def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
-    """Apply the recipe's tokenizer keys; UserError where conversations cannot be rendered or ended."""
+    """Apply the recipe's tokenizer keys in the files' own form; UserError for conversations without form or end."""
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     said = {name: value for name in ("eos_token", "pad_token") if (value := getattr(model, name)) is not None}
     for name, token in said.items():
         if token not in tokenizer.get_vocab():
             raise UserError(f"model.{name}: {token!r} is no token of {model.name}, whose vocabulary stays as it is")
-        setattr(tokenizer, name, token)
+    if said:
+        set_special_tokens(folder, said)
     if model.chat_template is not None:
-        tokenizer.chat_template = template_of(model)
+        write_template(folder, template_of(model))
     if said or model.chat_template is not None:
-        for path in [*folder.glob("tokenizer*"), *folder.glob("chat_template*"), *folder.glob("special_tokens*")]:
-            path.unlink()
-        tokenizer.save_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     _check_one_template(model.name, tokenizer, folder)
     generation = folder / "generation_config.json"
     settings = GenerationConfig.from_pretrained(folder) if generation.exists() else GenerationConfig()
@@ -113,7 +114,10 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
     _check_tokens(model, tokenizer, ends)
     ends = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
     wanted = {"eos_token_id": ends[0] if len(ends) == 1 else ends, "pad_token_id": tokenizer.pad_token_id}
-    if any(getattr(settings, name) != value for name, value in wanted.items()):
+    changed = {name: value for name, value in wanted.items() if getattr(settings, name) != value}
+    if changed and generation.exists():
+        set_generation(folder, changed)
+    elif changed:
         settings.update(**wanted)
         settings.save_pretrained(folder)
 

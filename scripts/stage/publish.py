@@ -18,6 +18,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
+from scripts.model.form import config_with_head, key_of_type, settle_form
 from scripts.model.hugging_face import INDEX, config_of, has_reward_head, model_files
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
 from scripts.rows.chat_format import write_template
@@ -49,6 +50,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     """Make `hf` hold ``record.json`` and ``model``, a link to the exported model.
 
     Every file but the weights comes from the model `like` where one is given, with `chat_template` in place of its own.
+    Without one, the model was made here, and its files get a form that most programs read.
     UserError where a file's size or hash differs from the checkpoint's record.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
@@ -65,7 +67,9 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
                 raise UserError(damaged(weights / name, ckpt / "record.json"))
         if like is not None:
             take_settings(like, fresh, chat_template)
-            files = describe_files(fresh, weights_among(files))
+        else:
+            settle_form(fresh)
+        files = describe_files(fresh, weights_among(files))
         settle_export(fresh, exports, files)
     publish_export(record, files, hf, exports)
 
@@ -92,7 +96,7 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
     """Give a folder of weights a model's config, tokenizer, template and generation settings, to the byte.
 
     The program that saved the weights may have changed them. The config keeps the weights' dtype, and a reward model
-    its config; `chat_template` replaces the model's.
+    its head's keys; `chat_template` replaces the model's.
     """
     own = config_of(fresh)
     dtype = own.get("dtype")
@@ -104,11 +108,11 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
             copy_file(path, fresh / path.name)
     if chat_template is not None:
         write_template(fresh, chat_template)
-    if has_reward_head(own):
-        return write_json(fresh / "config.json", own)
     config = config_of(model)
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if config.get(key) != dtype:
+    key = key_of_type(config)
+    if has_reward_head(own):
+        write_json(fresh / "config.json", config_with_head(config, own))
+    elif config.get(key) != dtype:
         write_json(fresh / "config.json", {**config, key: dtype})
 
 

@@ -1,0 +1,1 @@
+"""Programs that load exports in environments of other libraries; each imports nothing of ours."""
