@@ -278,6 +278,14 @@ class HeldOutLoss(TypedDict, total=False):
     margin: Figures
 
 
+class UnfinishedThoughts(TypedDict):
+    """The responses of an export whose thoughts do not end: how many, their share, and the place of the first."""
+
+    responses: Count
+    share: float
+    first: str
+
+
 class Evaluation(TypedDict):
     """eval.json: scores of held-out prompts where a stage answers some, and of written answers the validation.
 
@@ -291,6 +299,7 @@ class Evaluation(TypedDict):
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
     not_used: NotRequired[dict[str, Any]]
+    unfinished_thoughts: NotRequired[UnfinishedThoughts]
 
 
 class Benchmark(TypedDict, total=False):

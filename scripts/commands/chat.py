@@ -10,6 +10,7 @@ from scripts.commands.project import Project, project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
 from scripts.rows.chat_format import pin_date
+from scripts.rows.thoughts import split_response
 from scripts.stage.paths import StagePaths
 
 HINT = "empty line: a new conversation; Ctrl-D: the end"
@@ -25,16 +26,15 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"stage {arguments.stage} has no export yet: {snakemake_command(record, arguments)}")
     if (arguments.temperature or 0) < 0 or (arguments.max_new_tokens or 1) < 1:
         raise UserError("--temperature is 0 or more, and --max-new-tokens 1 or more")
-    from transformers import TextStreamer  # noqa: PLC0415 - takes seconds
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     from scripts.evaluate.score import load_export  # noqa: PLC0415
-    from scripts.model.generate import Sampler  # noqa: PLC0415
+    from scripts.model.generate import AnswerStreamer, Sampler  # noqa: PLC0415
 
     disable_progress_bar()
     pin_date(project.recipe.model.template_date)
-    sampler = Sampler(*load_export(record, "auto"), **_decoding(project, arguments))
-    streamer = TextStreamer(sampler.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    told = project.recipe.model.thoughts
+    sampler = Sampler(*load_export(record, "auto"), **_decoding(project, arguments), told=told)
     opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
     messages = [*opening]
     for line in _lines():
@@ -43,13 +43,18 @@ def run(arguments: argparse.Namespace) -> None:
             continue
         messages.append({"role": "user", "content": line})
         row = {"responses_create_params": {"input": messages}}
-        inputs = sampler.tokenizer(sampler.render([row])[0], add_special_tokens=False, return_tensors="pt")
+        (prompt,) = sampler.render([row])
+        streamer = AnswerStreamer(sampler.tokenizer, sampler.reader, prompt)
+        inputs = sampler.tokenizer(prompt, add_special_tokens=False, return_tensors="pt")
         inputs = {key: value.to(sampler.model.device) for key, value in inputs.items() if key != "token_type_ids"}
         output = sampler.model.generate(**inputs, generation_config=sampler.settings, streamer=streamer)
         response = output[0, inputs["input_ids"].shape[1] :].tolist()
         if response[-1] not in sampler.ends:
             print(f"(cut after {len(response)} tokens; more by --max-new-tokens)", file=sys.stderr)
-        messages.append({"role": "assistant", "content": sampler.tokenizer.decode(response, skip_special_tokens=True)})
+        parted = split_response(sampler.reader.read(prompt, response), told)
+        if parted.is_unfinished:
+            print("(the thoughts do not end; more by --max-new-tokens)", file=sys.stderr)
+        messages.append({"role": "assistant", "content": parted.answer.strip() if parted.thoughts else parted.answer})
 
 
 def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Sample responses of a model in Hugging Face's format to rows, in this process."""
 
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
-from transformers import GenerationConfig
+from transformers import GenerationConfig, TextStreamer
 
 from scripts.model.generation_settings import TOKENS
 from scripts.rows.chat_format import tokenizer_of
@@ -18,6 +19,7 @@ BATCH, ON_CPU = 256, 32
 """Most rows of a batch. By 32, two cores take 8 to 19 % longer for 96 rows; a kill loses a batch."""
 CACHE_BYTES = 4 * 2**30
 """Most memory of a batch's keys and values; equal on all machines, so that responses are equal."""
+DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Rollout(NamedTuple):
@@ -182,3 +184,20 @@ def end_tokens(model: Any, tokenizer: Any) -> set[int]:
     settings = model.generation_config.eos_token_id
     more = settings if isinstance(settings, list) else [settings]
     return {tokenizer.eos_token_id, *(token for token in more if token is not None)}
+
+
+class AnswerStreamer(TextStreamer):
+    """Print the text of a response to a prompt as it comes; on a terminal its thoughts are dimmed."""
+
+    def __init__(self, tokenizer: Any, reader: ResponseReader, prompt: str) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=not reader.keeps_special_tokens)
+        self._reader, self._prompt, self._said = reader, prompt, ""
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Print a piece of the response, dimmed where it is of thoughts or ends them."""
+        is_terminal = sys.stdout.isatty()
+        is_thought = self._reader.is_thinking(self._prompt, self._said + text)
+        was_thought = self._reader.is_thinking(self._prompt, self._said)
+        self._said += text
+        shown = f"{DIM}{text}{PLAIN}" if is_terminal and text and (is_thought or was_thought) else text
+        print(shown, end="\n" if stream_end else "", flush=True)

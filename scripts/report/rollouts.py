@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from scripts.errors import shortened
 from scripts.report.page import short_name
+from scripts.rows.thoughts import split_response
 from scripts.stage.tables import ROW
 
 OF_A_KIND, AT_RANDOM = 3, 20
@@ -61,12 +62,24 @@ def worst_and_best(first: pd.DataFrame, last: pd.DataFrame, when: str) -> list[d
 
 def _shown(row: pd.Series, longest: int = LONGEST_TEXT) -> dict[str, Any]:
     shown = {key: None if pd.isna(value) else value for key, value in row.drop(BY_NAME, errors="ignore").items()}
+    for when in ("before", "after"):
+        _set_thoughts_apart(shown, when, longest)
     for key in ("prompt", "response_before", "response_after"):
         shown[key] = None if shown[key] is None else shortened(str(shown[key]), longest)
     before, after = shown["response_before"], shown["response_after"]
     if before is not None and after is not None:
         shown["response_before"], shown["response_after"] = marked(before, after)
     return shown | {"environment": short_name(shown["environment"])}
+
+
+def _set_thoughts_apart(shown: dict[str, Any], when: str, longest: int) -> None:
+    """Leave the answer alone as a rollout's response, with its thoughts beside it."""
+    response = shown[f"response_{when}"]
+    parted = split_response("" if response is None else str(response))
+    if response is not None:
+        shown[f"response_{when}"] = parted.answer.lstrip("\r\n") if parted.thoughts else response
+    shown[f"thoughts_{when}"] = shortened("\n\n".join(thought.strip() for thought in parted.thoughts), longest)
+    shown[f"is_unfinished_{when}"] = parted.is_unfinished
 
 
 def marked(before: str, after: str) -> tuple[Markup, Markup]:

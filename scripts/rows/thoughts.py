@@ -193,6 +193,10 @@ class ResponseReader:
             return response
         return begun + response
 
+    def is_thinking(self, prompt: str, response: str) -> bool:
+        """Whether the text so far of an answer to a prompt is within thoughts."""
+        return split_response(self.whole(prompt, response), self._told).is_unfinished
+
     def read(self, prompt: str, ids: list[int]) -> str:
         """Return the text of the tokens that answer a prompt, thoughts with their marks included."""
         return self.whole(prompt, self.decode(ids))

@@ -7,6 +7,7 @@ from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.sampling import Tokenizer
+from scripts.report.rollouts import sample_rollouts
 from scripts.rewards.answers import UnfinishedThoughts, answer_of
 from scripts.rewards.episode import EpisodeResponse, episode_response
 from scripts.rewards.gym import output_items
@@ -480,3 +482,39 @@ def test_a_template_that_is_told_the_date_or_prints_none_is_not_named(tmp_path):
     assert prints_date(llama, tmp_path) and not prints_date(llama, tmp_path, {"date_string": "1 Jan 2025"})
     assert not prints_date(plain, tmp_path) and not prints_date("{# strftime_now #}" + plain, tmp_path)
     assert prints_date("{{ raise_exception('x') }}{{ strftime_now('%Y') }}", tmp_path)
+
+
+def test_the_page_shows_a_rollouts_thoughts_beside_its_answer():
+    texts = {"response_before": "5", "response_after": "<think>\nHm.\n</think>\n\n5"}
+    answer = {"environment": "math", "split": "p", "line": 1, "prompt": "?", "reward_before": 0.0, "reward_after": 1.0}
+    (shown,) = sample_rollouts(pd.DataFrame([answer | texts]))
+    assert (shown["thoughts_before"], shown["thoughts_after"]) == ("", "Hm.")
+    assert shown["response_before"] == shown["response_after"] == "5", "no word of one response alone is marked"
+    (shown,) = sample_rollouts(pd.DataFrame([answer | texts | {"response_after": "<think>Hm"}]))
+    assert shown["is_unfinished_after"] and shown["thoughts_after"] == "Hm" and not shown["is_unfinished_before"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"), [("?", "<think>Hm, 7? </think>It is 5."), ("<think>\n", "Hm, 7? </think>5")]
+)
+def test_chat_dims_the_thoughts_on_a_terminal_alone(prompt, said, capsys, monkeypatch):
+    from scripts.model.generate import AnswerStreamer
+
+    made = pretrained.tokenizer()
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda shown=is_terminal: shown, raising=False)
+        streamer = AnswerStreamer(made, ResponseReader(made), prompt)
+        streamer.put(torch_tensor([[1, 2]]))
+        for token in made(said + "<|im_end|>", add_special_tokens=False)["input_ids"]:
+            streamer.put(torch_tensor([token]))
+        streamer.end()
+        shown = capsys.readouterr().out
+        assert shown.replace("\x1b[2m", "").replace("\x1b[0m", "") == f"{said}\n"
+        assert ("\x1b[2m" in shown) == is_terminal
+        assert not is_terminal or shown.rpartition("\x1b[0m")[2].strip() in said.partition("</think>")[2]
+
+
+def torch_tensor(values: list) -> object:
+    import torch
+
+    return torch.tensor(values)
