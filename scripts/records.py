@@ -424,9 +424,35 @@ class TokensOfSplits(TypedDict):
     validation: Tokens
 
 
+class TextsOfAKind(TypedDict):
+    """What arrives of the texts of a kind: the shares that are rendered and learnt (None: none are to be learnt)."""
+
+    texts: Count
+    rendered: float
+    learnt: float | None
+    lost: Count
+    lost_lines: list[Count]
+
+
+class ArrivalRecord(TypedDict):
+    """What arrives of the training rows that a stage reads, by kind of text.
+
+    `rendered_rows` of them were rendered, as many as stand for all `forms` of rows; `unread` are unlike their kind, and
+    the chat template refuses `refused`.
+    """
+
+    rows: Count
+    rendered_rows: Count
+    forms: Count
+    unread: Count
+    refused: Count
+    texts: dict[str, TextsOfAKind]
+
+
 class Preflight(TypedDict, total=False):
     """preflight.json; `rows_not_shown` is the reason for missing `rows`."""
 
+    arrival: ArrivalRecord
     epochs: Count
     rows: list[ShownRow]
     rows_not_shown: str

@@ -21,6 +21,7 @@ from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import ShownRow
+from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
 from scripts.slurm.client import Job
 from scripts.stage.progress import Reach
@@ -261,6 +262,10 @@ class Backend:
         if folder is None or not folder.exists():
             return None
         return ChatFormat.of(folder).with_template(stage.config.chat_template)
+
+    def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
+        """Return how rows are given to a stage's chat template, beside a tokenizer in `folder`; None: not known."""
+        return None
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the tokens of the first training rows, or the reason why they cannot be shown.

@@ -25,9 +25,9 @@ RESET = "\x1b[0m"
 def without_torch(tell: Callable[..., Told], *arguments: Any) -> Told:
     """Call a function in a forked process without torch, where tokenizers load in half a second; return the result.
 
-    transformers imports torch, needlessly for tokenizers. Where torch is loaded already, call the function here.
+    transformers imports torch, needlessly for tokenizers. Where either is loaded already, call the function here.
     """
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or "transformers" in sys.modules:
         return tell(*arguments)
     me = (os.getpid(), process_start(os.getpid()))
     with ProcessPoolExecutor(1, get_context("fork"), initializer=_begin, initargs=me) as pool:

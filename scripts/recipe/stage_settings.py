@@ -14,6 +14,7 @@ from scripts.installed import backend_names
 from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
+from scripts.recipe.lost_texts import TextKind
 from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.source import Share
 from scripts.recipe.stop_when import StopWhen
@@ -258,6 +259,8 @@ class StageSettings(Training):
     """Instead of the recipe's."""
     max_truncated_share: Share = 0.05
     """Refuse the stage when a larger share of its training rows is too long."""
+    max_lost_share: dict[TextKind, Share] = Field({})
+    """Share of the texts of a kind that the chat template may leave out of training rows; others: none."""
     checkpointing: Checkpointing = Checkpointing()
     resources: Resources = Resources()
     template_change: bool = False

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from jinja2 import Template, TemplateError
+from jinja2 import Template, TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
@@ -31,7 +31,7 @@ SHOWN = 60
 TEMPLATE_DATE = date(2024, 7, 26)
 """What chat templates print as the day's date where no recipe says: the date in Llama 3's templates."""
 HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # by which templates mark what the assistant says
+_GENERATION = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")  # templates mark by it what the assistant says
 
 
 def read_template(named: str) -> str:
@@ -60,11 +60,12 @@ def read_template(named: str) -> str:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
-def compiled_template(chat_template: str, folder: Path) -> Template:
+def compiled_template(chat_template: str, folder: Path, signs: tuple[str, str] = ("", "")) -> Template:
     """Compile a chat template as transformers does, with the special tokens of a model's folder.
 
-    The day's date is the pinned one, as `scripts.model.processor` lets transformers have it. TemplateError for a broken
-    template, and in rendering for a refused conversation.
+    The day's date is the pinned one, as `scripts.model.processor` lets transformers have it. `signs` are put around the
+    text that the template marks as the assistant's (``{% generation %}``). TemplateError for a broken template, and in
+    rendering for a refused conversation.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
@@ -74,7 +75,20 @@ def compiled_template(chat_template: str, folder: Path) -> Template:
     environment.globals["raise_exception"] = _refuse
     settings = _json(folder / SETTINGS).items()
     environment.globals |= {name: _text(value) for name, value in settings if name.endswith("_token") and value}
-    return environment.from_string(_GENERATION.sub("", chat_template))
+    environment.filters["said"] = lambda text: f"{signs[0]}{text}{signs[1]}"
+    return environment.from_string(_GENERATION.sub(_as_filter, chat_template))
+
+
+def template_tree(chat_template: str) -> nodes.Template:
+    """Return the syntax tree of a chat template; TemplateError for a broken one."""
+    environment = compiled_template("", Path()).environment
+    return environment.parse(_GENERATION.sub(_as_filter, chat_template))
+
+
+def _as_filter(generation: re.Match[str]) -> str:
+    """Return the beginning or end of a filter in place of that of a generation, with the same control of whitespace."""
+    before, is_end, after = generation.groups()
+    return f"{{%{before} {'endfilter' if is_end else 'filter said'} {after}%}}"
 
 
 class PinnedClock:

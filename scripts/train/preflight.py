@@ -35,6 +35,7 @@ from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
 from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Name, Results, Stage, stage_of
+from scripts.train.arrived import check_arrival
 
 SHOWN = 10
 SHOWN_ROWS = 3
@@ -68,6 +69,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     except UserError as error:
         problems.append(str(error))
     tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
+    arrival = check_arrival(stage, chat_format, problems) if blend.format == "jsonl" else None
     _refuse(stage, problems)
     record = {
         "stage": stage.name,
@@ -77,6 +79,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         "epochs": math.ceil(stage.planned * settings.rows_per_step / stage.rows),
         "tokens": tokens,
     }
+    if arrival is not None:
+        record["arrival"] = arrival
     if evaluated := _evaluated(stage):
         record["evaluated_answers"] = evaluated
     if isinstance(shown, str):

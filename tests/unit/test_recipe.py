@@ -227,7 +227,7 @@ def test_a_test_split_needs_test_rows_and_one_thing_to_score_on_them(edited, ref
 def test_the_settings_that_change_no_weight_are_these():
     """A setting is in the resolved config, and so in the identity, unless it is named here."""
     every = {"parent", "continues", "blend", "checkpointing", "resources", "gate", "default_gate", "quantize", "sweep"}
-    every |= {"best", "max_truncated_share", "template_change"}
+    every |= {"best", "max_truncated_share", "max_lost_share", "template_change"}
     more = {"grpo": {"gym_servers", "probe", "reward_model"}, "distillation": {"teachers"}}
     for algorithm, settings in STAGES["trl"].items():
         assert without_effect(settings) == every | more.get(algorithm, set()), algorithm

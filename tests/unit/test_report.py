@@ -254,6 +254,16 @@ def test_the_steps_of_a_stage_can_be_saved_as_csv(results):
     assert "kl" not in table
 
 
+def test_the_page_has_the_texts_of_the_rows_with_the_shares_that_are_printed_and_learnt(results):
+    found = {"texts": 20, "rendered": 0.5, "learnt": 0.25, "lost": 15, "lost_lines": [3, 7]}
+    arrival = {"rows": 4000, "rendered_rows": 30, "forms": 9, "unread": 0, "refused": 2, "texts": {"reasoning": found}}
+    write_json(results / "rlvr1/preflight.json", {"arrival": arrival})
+    page = page_of(results, "rlvr1")
+    cells = re.search(r'<th scope="row">reasoning</th>(.*?)</tr>', page)[1]
+    assert re.findall(r"<td[^>]*>(.*?)</td>", cells) == ["20", "0.500", "0.250", "<strong>15</strong>", "3, 7"]
+    assert "30 of 4000 rows were rendered, some of each of 9 forms of rows; the template refuses 2 rows." in page
+
+
 def test_what_a_model_or_a_row_says_stays_text(results):
     evil = "<script>alert(1)</script>\"'&{{ 7 * 7 }}"
     rows = [rollout(1, prompt=evil, response_before=evil, response_after=None, environment=evil, split=evil)]

@@ -547,6 +547,8 @@ def ready(tmp_path):
 def test_preflight_says_how_often_the_rows_are_seen_and_how_long_they_are(ready, capsys):
     checked = ready()
     tokens, probed = checked.pop("tokens"), checked.pop("reward_probe")
+    texts = checked.pop("arrival")["texts"]
+    assert texts == {"user messages": {"texts": 40, "rendered": 1.0, "learnt": None, "lost": 0, "lost_lines": []}}
     assert checked.pop("rows_not_shown").endswith("sft/hf/model is not there yet")
     assert probed["math_with_judge_simple_agent"]["the expected answer"] == 1.0
     assert checked == {"stage": "rlvr1", "train_rows": 40, "rows_per_step": 16, "max_num_steps": 12, "epochs": 5}

@@ -23,6 +23,7 @@ from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.recipe.site import Site
 from scripts.records import ShownRow, read_if_there
+from scripts.rows.arrival import Learns, Reading
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
@@ -77,6 +78,25 @@ class NemoRl(Backend):
             for split in (stage.train_split, stage.validation_split):
                 problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
         return problems
+
+    def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
+        """Return how NeMo-RL's readers of rows give them to the chat template (read, at v0.7.0 and main; SFT is tried).
+
+        SFT passes messages and tools. The reader of pairs, for DPO and reward models, passes no tools. vLLM's server
+        renders prompts for Gym, with items of calls, results and thoughts as messages.
+        """
+        kind = stage.settings.kind
+        learns: Learns = "nothing" if kind == "prompts" else "answers"
+        if kind == "demonstrations":
+            learns = "last" if stage.config.sft.get("only_unmask_final") else "every"
+        return Reading(
+            kind=kind,
+            chat_template=chat_template,
+            folder=folder,
+            learns=learns,
+            variables=dict(stage.config.tokenizer.get("chat_template_kwargs") or {}),
+            passes_tools=kind != "preferences",
+        )
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the first rows as SFT reads them, or GRPO's prompts in the chat template; a text for pairs."""

@@ -26,7 +26,8 @@ from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import CheckpointRecord, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
-from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores
+from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, tool_schemas
+from scripts.rows.arrival import Learns, Reading
 from scripts.rows.chat_format import pin_date, tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.stage import publish
@@ -74,6 +75,33 @@ class Trl(Backend):
         if learnt and not learnt & {tokenizer.eos_token_id, *ends}:
             warn(f"{stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end")
         return rows
+
+    def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
+        """Return how TRL's trainers get the stage's rows; None for a merge."""
+        config = stage.config
+        if config.kind is None:
+            return None
+        learns: Learns = "answers"
+        tools_of: dict[str, list[Any]] = {}
+        if config.kind == "demonstrations":
+            learns = "every" if config.sft.assistant_only_loss else "last"
+        elif config.kind == "prompts":
+            learns = "nothing"
+            register(own_environments(stage.recipe, stage.name), config.environments)
+            tools_of = tool_schemas(config.environments)
+        # rows are taken from the beginning of the file, unless they are shuffled
+        is_shuffled = getattr(getattr(config, "data", None), "shuffle", False)
+        return Reading(
+            kind=config.kind,
+            chat_template=chat_template,
+            folder=folder,
+            learns=learns,
+            variables=dict(config.policy.tokenizer.chat_template_kwargs),
+            tools_of=tools_of,
+            obeys_template=True,
+            names_reasoning=True,
+            rows=None if is_shuffled else stage.planned * config.rows_per_step,
+        )
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
         """Return a sentence on a process's memory, and whether the stage fits; of a merge nothing is estimated."""
