@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from scripts.errors import UserError
 from scripts.files import read_json
-from scripts.model.model_source import sync_source
+from scripts.model.model_source import check_source, sync_source
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.stage.state import States
@@ -159,6 +159,14 @@ def test_files_of_another_format_are_one_message(tmp_path, files, message):
         (tmp_path / "other" / name).write_text("{}")
     with pytest.raises(UserError, match=message):
         exported(tmp_path / "other", tmp_path)
+
+
+def test_a_file_that_git_lfs_has_not_fetched_is_called_that_in_the_plan(tmp_path, copied):
+    model = copied()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (model / "model.safetensors").write_text(pointer)
+    with pytest.raises(UserError, match=r"model.safetensors: is a git-lfs pointer, .* run `git lfs pull` in"):
+        check_source(PretrainedModel(name=str(model)), tmp_path / "results/model")
 
 
 def test_weights_that_transformers_would_make_up_are_refused(tmp_path, folder):
