@@ -21,6 +21,7 @@ import msgspec
 
 from scripts.data.check import Rules
 from scripts.data.clean import Cleaner, Line, Mark, mark_of
+from scripts.data.json_texts import EMPTY
 from scripts.data.misfit import Misfit
 from scripts.data.published import Batch, PublishedFile
 from scripts.data.shapes import Mapper, mappings_of
@@ -46,7 +47,6 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "in": lambda value, given: value in given,
     "not in": lambda value, given: value not in given,
 }
-EMPTY = (None, "", [], {})
 encode = msgspec.json.Encoder().encode
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 from scripts.data.misfit import Misfit
 
+EMPTY = (None, "", [], {})
+"""Values that stand for no value in a column."""
+
 
 def parsed(value: Any, opening: str = "[{") -> Any:
     """Return what a text is JSON of; any other value, and a text that begins with no sign of `opening`, unchanged."""

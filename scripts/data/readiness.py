@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.check import Rules
-from scripts.data.json_texts import messages_in
+from scripts.data.json_texts import EMPTY, messages_in
 from scripts.data.misfit import Misfit
 from scripts.data.shapes import Mapper
 from scripts.recipe.blend import Blend
@@ -20,7 +20,6 @@ from scripts.rows.kinds import KINDS
 from scripts.rows.parallel import in_order
 
 TEXTS = ("messages", "prompt", "chosen", "rejected", "completion", "context", "completions")
-EMPTY = (None, "", [], {})
 
 
 @dataclass
@@ -71,6 +70,7 @@ def composes(row: dict[str, Any], rules: Rules, mappers: dict[tuple[str, ...], M
         return True
     if kind.name == "prompts":
         return False
+    # Forms that only composing reads, whatever else the row holds.
     is_pair_of_messages = isinstance(row.get("chosen"), list)
     has_json = any(messages_in(row.get(name)) for name in TEXTS)
     if is_pair_of_messages or has_json:
@@ -82,11 +82,13 @@ def composes(row: dict[str, Any], rules: Rules, mappers: dict[tuple[str, ...], M
         mapper = mappers[names]
     except Misfit:
         return True
+    # Columns that composing adds to the conversation.
     added = [*mapper.systems, *mapper.offers, *([mapper.pictured] if mapper.pictured else [])]
     if kind.name != "demonstrations":
         added.append("history")
     if any(row.get(name) not in EMPTY for name in added if name != "tools"):
         return True
+    # A row that is bad as it is, and good when composed.
     return rules.problem_of(row) is not None and _is_mended(row, rules, mapper)
 
 

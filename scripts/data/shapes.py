@@ -92,18 +92,26 @@ class Mapper:
         """Columns that were read so far."""
         self.dropped: set[str] = set()
         """Keys within columns that no row of the blend holds."""
+
+        # The mapping of the recipe: fields by column, perhaps of a value within a column.
         self.mapped = mapped = rows.columns if isinstance(rows.columns, dict) else {}
         heads = {column: column if column in names else column.partition(".")[0] for column in mapped.values()}
         if unknown := next((column for column, head in heads.items() if head not in names), None):
             raise Misfit(f"has no column {unknown}{nearest(unknown, names)}")
+
+        # Columns that are mapped stand for no field of their own name.
         hidden = {*heads.values(), *mapped}
         if mapped.keys() & {*CONTENT} and not mapped.keys() & {*CONVERSATIONS}:
             hidden.update(CONVERSATIONS)
+
+        # Fields of the environment; one without a contract takes every column.
         contract = contract_of(rows.environment or "")
         self.fields = {each.name: each.required for each in fields(contract)} if contract else {}
         is_gym = kind == "prompts" and "responses_create_params" in names
         takes_all = is_gym or (kind == "prompts" and contract is None and not mapped)
         self.environment_takes_all = takes_all
+
+        # The columns to read, by field.
         known = {*FIELDS[kind], *CONTENT, *BESIDE, *self.fields}
         has_xlams = kind == "demonstrations" and {*names} >= CALLS_ASKED
         if has_xlams:
@@ -113,8 +121,12 @@ class Mapper:
         if self._has_verls_answer():
             self.column["expected_answer"] = "reward_model.ground_truth"
             free.append("reward_model")
+
+        # What a reader of tables needs, and what goes to the environment besides the prompt.
         self.needed = list(dict.fromkeys([*heads.values(), *free]))
         self.extra = [name for name in self.column if takes_all or name in mapped or name in self.fields]
+
+        # The one column for each part of a row.
         self.whole = self._first(*CONVERSATIONS)
         is_whole = self.whole is not None and kind in ("prompts", "demonstrations")
         self.asked = self._first("prompt", "question") or (None if is_whole else self._first(*ASKED))

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from scripts.data.json_texts import parsed
+from scripts.data.json_texts import EMPTY, parsed
 from scripts.data.misfit import Misfit
 
 FLAT = {"type": "function", "parameters": {"type": "object", "properties": {}}, "strict": False}
-EMPTY = (None, "", [], {})
 
 
 def as_tools(value: Any, flat: bool, column: str | None, dropped: set[str]) -> list[dict[str, Any]]:

@@ -23,10 +23,12 @@ def messages_of_items(items: list[Message]) -> list[Message]:
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
             is_open = False
             continue
+        # Another speaker ends the assistant's message.
         if kind == "message" and item.get("role") != "assistant":
             messages.append(item)
             is_open = False
             continue
+        # The assistant's items are joined as long as they fit into one message.
         last = messages[-1] if is_open else None
         joined = _joined(last, item, kind)
         if joined is None:
