@@ -37,7 +37,7 @@ if workflow.is_main_process:
     refuse_taken_folder(CONFIG)
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
-    if refused := problems(RECIPE, Path(RESULTS)):
+    if refused := problems(RECIPE, Path(RESULTS), SITE):
         raise UserError("\n  ".join(refused))
     sync_configs(RECIPE, Path(RESULTS))
     write_settings(RECIPE, Path(RESULTS))

@@ -238,6 +238,10 @@ class Backend:
             return [Finding(stage.name, 19, str(error))]
         return []
 
+    def lacking_packages(self, stage: Stage, site: Site) -> str | None:
+        """Return in words which package a stage lacks here, as far as this process can tell; None for none."""
+        return None
+
     def doubts(self, stage: Stage) -> list[str]:
         """Return settings that are likely mistakes with the stage's model, a line each, as far as its files tell."""
         return []

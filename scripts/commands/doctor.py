@@ -15,10 +15,12 @@ from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.project import Project, project_of
 from scripts.errors import UserError
 from scripts.model.model_source import check_source
+from scripts.model.trainable import check_model_at_hand
 from scripts.recipe.load import check_stage_name
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments
+from scripts.recipe.site import Site
 from scripts.recipe.source import FolderSource
 from scripts.rewards.own import check_text
 from scripts.slurm.resources import check_site
@@ -29,9 +31,12 @@ from scripts.stage.stage import Stage
 PINNED = re.compile(r"""stagecoach\.snakefile\(["']([^"']+)["']\)""")
 
 
-def problems(recipe: Recipe, results: Path) -> list[str]:
-    """Return what Snakemake refuses, a dry run too: missing models and templates, unusable environments."""
-    checks = [partial(check_source, model, results / name) for name, model in recipe.pretrained.items()]
+def problems(recipe: Recipe, results: Path, site: Site) -> list[str]:
+    """Return what Snakemake refuses, a dry run too.
+
+    That is missing or unfit models, missing templates and packages, unusable environments.
+    """
+    checks = [partial(_check_model, model, results / name) for name, model in recipe.pretrained.items()]
     checks += [partial(check_text, name, path) for name, path in own_environments(recipe).items()]
     found = []
     for check in checks:
@@ -39,7 +44,23 @@ def problems(recipe: Recipe, results: Path) -> list[str]:
             check()
         except UserError as error:
             found.append(str(error))
-    return found
+    return [*found, *_lacking_packages(recipe, results, site)]
+
+
+def _lacking_packages(recipe: Recipe, results: Path, site: Site) -> list[str]:
+    """Return the packages that the stages lack, each once."""
+    found = {}
+    for name, settings in recipe.stages.items():
+        lacking = backend_of(settings.backend).lacking_packages(Stage(recipe, results, name), site)
+        if lacking is not None:
+            found.setdefault(lacking, name)
+    return [*found]
+
+
+def _check_model(model: PretrainedModel, directory: Path) -> None:
+    """Raise UserError for a pretrained model that is not there, or that its files at hand tell to be unfit."""
+    check_source(model, directory)
+    check_model_at_hand(model, directory)
 
 
 def lacking_rows(recipe: Recipe, results: Path) -> list[str]:
@@ -66,9 +87,9 @@ def other_version() -> Iterator[str]:
             yield str(refusal).removeprefix("error: ")
 
 
-def refusals(recipe: Recipe, results: Path) -> list[str]:
+def refusals(recipe: Recipe, results: Path, site: Site) -> list[str]:
     """Return all that a start refuses: another version, problems, lacking rows."""
-    return [*other_version(), *problems(recipe, results), *lacking_rows(recipe, results)]
+    return [*other_version(), *problems(recipe, results, site), *lacking_rows(recipe, results)]
 
 
 def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
@@ -108,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(backend_of(stage.settings.backend).command_text(stage, project.site))
         return 0
     found = diagnose(project)
-    refused = refusals(project.recipe, project.results)
+    refused = refusals(project.recipe, project.results, project.site)
     likely = doubts(project.recipe, project.results, project.recipe.stages)
     alike: dict[Finding, list[str]] = {}
     for finding in found:

@@ -75,7 +75,7 @@ def plan_text(project: Project) -> str:
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
     likely = doubts(project.recipe, project.results, _to_train(plan))
     told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *likely, *note]
-    return "\n".join([*told, *_refused(refusals(project.recipe, project.results))])
+    return "\n".join([*told, *_refused(refusals(project.recipe, project.results, project.site))])
 
 
 def _refused(problems: list[str]) -> list[str]:

@@ -6,21 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.model.form import set_generation, set_special_tokens
-from scripts.model.hugging_face import check_model, chosen_files, config_of
+from scripts.model.hugging_face import check_model, chosen_files
 from scripts.model.model_source import check_format, template_of
 from scripts.model.processor import check_template
+from scripts.model.trainable import check_files
 from scripts.recipe.model import PretrainedModel
 from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import write_template
-
-DECODERS = [[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()]
-LAYERS, MOST_LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer"), 10_000
 
 
 def prepare_pretrained(
@@ -38,7 +34,8 @@ def prepare_pretrained(
         if name not in weights:
             bring(name)
     with _readable(f"{model.name}/config.json"):
-        _check_kind(model.name, folder)
+        check_files(model, folder)
+        _check_config(model.name, folder)
     with _readable(f"{model.name}: its tokenizer, chat template or generation_config.json"):
         _settle_tokenizer(model, folder)
     for name in weights:
@@ -66,31 +63,10 @@ def _readable(what: str) -> Iterator[None]:
         ) from None
 
 
-def _check_kind(name: str, folder: Path) -> None:
-    """Raise UserError where backend trl does not train the config's kind of model."""
-    config = config_of(folder)
-    kind, classes = config.get("model_type", ""), config.get("architectures") or []
-    if kind not in CONFIG_MAPPING:
-        if "auto_map" in config:
-            why = "needs code of its own (auto_map in config.json), which is not run (trust_remote_code)"
-        else:
-            why = f"has the model type {kind or 'none'}, which transformers {transformers.__version__} does not know"
-    elif config.get("quantization_config"):
-        how = config["quantization_config"].get("quant_method", "")
-        why = f"has quantised weights ({how}); name the unquantised one (policy.lora.quantization quantises by itself)"
-    elif config.get("is_encoder_decoder"):
-        why = "is an encoder with a decoder; only decoders are trained"
-    elif "vision_config" in config:
-        why = "sees pictures; of pretrained models only those of text are trained"
-    elif any((config.get(key) or 0) > MOST_LAYERS for key in LAYERS):
-        why = f"has more than {MOST_LAYERS} layers"
-    elif classes[:1] not in DECODERS:
-        why = f"is a {', '.join(classes) or kind}, no decoder with a head over its vocabulary (a reward model?)"
-    else:
-        with bounded(f"{name}/config.json"):
-            AutoConfig.from_pretrained(folder, local_files_only=True)
-        return
-    raise UserError(f"model.name: {name}: {why}")
+def _check_config(name: str, folder: Path) -> None:
+    """Raise where transformers cannot make the settings of a model out of the config."""
+    with bounded(f"{name}/config.json"):
+        AutoConfig.from_pretrained(folder, local_files_only=True)
 
 
 def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
@@ -106,7 +82,8 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
         write_template(folder, template_of(model))
     if said or model.chat_template is not None:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    _check_one_template(model.name, tokenizer, folder)
+    if not tokenizer.chat_template:
+        raise UserError(f"{model.name}: its tokenizer has no chat template; name one as model.chat_template")
     generation = folder / "generation_config.json"
     settings = GenerationConfig.from_pretrained(folder) if generation.exists() else GenerationConfig()
     ends = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
@@ -120,19 +97,6 @@ def _settle_tokenizer(model: PretrainedModel, folder: Path) -> None:
     elif changed:
         settings.update(**wanted)
         settings.save_pretrained(folder)
-
-
-def _check_one_template(name: str, tokenizer: Any, folder: Path) -> None:
-    """Raise UserError without a chat template, or with two."""
-    if not tokenizer.chat_template:
-        raise UserError(f"{name}: its tokenizer has no chat template; name one as model.chat_template")
-    beside = folder / "tokenizer_config.json"
-    other = read_json(beside).get("chat_template") if beside.exists() else None
-    if isinstance(other, str) and other.strip() != tokenizer.chat_template.strip():
-        raise UserError(
-            f"{name}: chat_template.jinja and tokenizer_config.json hold different chat templates, of which "
-            "programs take one or the other; name the right one as model.chat_template"
-        )
 
 
 def _check_tokens(model: PretrainedModel, tokenizer: Any, ends: list[int]) -> None:

@@ -114,7 +114,7 @@ def test_what_is_not_there_or_not_whole_is_told_by_plan_and_refused_before_any_j
     except UserError as error:
         holds(mistake, f"{error}")
         return
-    (said,) = problems(project.recipe, project.results) + lacking_rows(project.recipe, project.results)
+    (said,) = problems(project.recipe, project.results, project.site) + lacking_rows(project.recipe, project.results)
     holds(mistake, said)
     assert plan_text(project).endswith(f"\nSnakemake will refuse all of it: {said}")
 

@@ -11,12 +11,18 @@ from typing import Any
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
-from scripts.backends.trl.doubts import cut_answers, unfit_readers, unlikely_sampling, unlikely_settings
+from scripts.backends.trl.doubts import (
+    cut_answers,
+    tokens_without_rows,
+    unfit_readers,
+    unlikely_sampling,
+    unlikely_settings,
+)
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
 from scripts.backends.trl.trial import try_batch
-from scripts.backends.trl.versions import problem_of
+from scripts.backends.trl.versions import missing_reporter, problem_of
 from scripts.errors import UserError, warn
 from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
 from scripts.processes import share_cores
@@ -142,6 +148,10 @@ class Trl(Backend):
             found.append(Finding(stage.name, 35, f"{says}, so these would stand idle; make it cuda", stops=False))
         return found
 
+    def lacking_packages(self, stage: Stage, site: Site) -> str | None:
+        """Return the package that the site's report_to needs and that a training by this Python lacks."""
+        return missing_reporter(stage.settings.python_on(site), site.report_to)
+
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
         """Export the published checkpoint, adapters merged.
 
@@ -174,8 +184,11 @@ class Trl(Backend):
         problems = []
         for doubt in (*stage.settings.doubts, *self.doubts(stage), *cut_answers(stage)):
             warn(f"{stage.name}: {doubt}")
+        if site is not None and (lacking := missing_reporter(python, site.report_to)):
+            problems.append(lacking)
         if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
             problems.append(unfit)
+        problems += tokens_without_rows(stage)
         problems += unfit_readers(stage, self.chat_format(stage))
         blend = stage.recipe.blends[stage.settings.blend]
         register(own_environments(stage.recipe), stage.config.environments)  # all, which later stages need

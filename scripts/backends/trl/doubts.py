@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+import msgspec
+
 from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
 from scripts.model.generation_settings import settings_asked, tokens_of, words_of
 from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_of
 from scripts.model.lengths import TokenCounter
+from scripts.model.trainable import numbers_beyond
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.strict import nearest
 from scripts.rows.chat_format import TEMPLATE_DATE, ChatFormat, chat_template_of, prints_date
@@ -102,6 +105,30 @@ def cut_answers(stage: Stage) -> Iterator[str]:
     limit = sampling.max_new_tokens if sampling else None
     if limit and lengths and (share := sum(length >= limit for length in lengths) / len(lengths)) >= MANY:
         yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
+
+
+def tokens_without_rows(stage: Stage) -> Iterator[str]:
+    """Yield a line for each split whose rows hold tokens that the embedding of the stage's start has no row for.
+
+    Such tokens were added to a tokenizer alone; they do no harm where no row holds one.
+    """
+    folder = stage.parent_export
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return
+    rows = text_config_of(folder).get("vocab_size")
+    numbers = numbers_beyond(folder / "tokenizer.json", rows) if isinstance(rows, int) else {}
+    written = {msgspec.json.encode(token)[1:-1]: token for token in numbers}
+    for split in (stage.train_split, stage.validation_split) if written else ():
+        found = [
+            (number, token) for number, line, _ in read_rows(split) for text, token in written.items() if text in line
+        ]
+        if found:
+            number, token = found[0]
+            yield (
+                f"{split}:{number}: holds {token!r}, which the tokenizer takes for the token of number "
+                f"{numbers[token]}, but the embedding has {rows} rows ({len(found)} such in all); drop these rows or "
+                "the text, or enlarge the model's embedding (transformers' resize_token_embeddings)"
+            )
 
 
 def unfit_readers(stage: Stage, policy: ChatFormat | None) -> Iterator[str]:

@@ -68,7 +68,7 @@ def try_batch(stage: Stage, site: Site | None, python: str) -> dict[str, Any] | 
     """
     if not _is_to_be_tried(stage, site):
         return None
-    if python == sys.executable and find_spec("trl") is None:
+    if python in ("python", sys.executable) and find_spec("trl") is None:
         return {"not_tried": "TRL is not installed here (envs/trl.txt)"}
     noted = stage.results / "logs/tried" / f"{_key(stage, site, python)}.json"
     if noted.is_file():

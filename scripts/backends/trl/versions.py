@@ -5,6 +5,7 @@ Imports the standard library alone, so that any Python can be asked.
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from scripts.errors import UserError, run_program
 from scripts.installed import version_of
@@ -27,6 +28,16 @@ def check_versions(release: dict[str, str]) -> None:
             else "install the pinned ones: python -m pip install 'stagecoach-workflow[trl]' (in a clone: make setup)"
         )
         raise UserError(f"{sys.executable} has {', '.join(wrong)}, unfit to train the stage; {remedy}")
+
+
+def missing_reporter(python: str, reporters: Sequence[str]) -> str | None:
+    """Say which package of the site's report_to a Python lacks; None for none, or where it is not this Python."""
+    if python not in ("python", sys.executable):
+        return None
+    for name in reporters:
+        if version_of(name) is None:
+            return f"report_to of the site names {name}, which is not installed: python -m pip install {name}"
+    return None
 
 
 def problem_of(python: str, release: dict[str, str]) -> str | None:
