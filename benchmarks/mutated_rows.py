@@ -119,6 +119,11 @@ def meant_by_columns(row: Row, kind: str) -> Row:
     return {"messages": [*messages(asked, "user"), *messages(answered, "assistant")], "tools": tools}
 
 
+def without_type(tool: Row) -> Row:
+    """A tool of Gym's as the function of a chat template's tool."""
+    return {key: value for key, value in tool.items() if key != "type"}
+
+
 def meant(row: Row, kind: str) -> tuple[list[Row], list[list[Row]]]:
     """The messages of a row's prompt, and those of each answer, the better first."""
     if kind == "demonstrations":
@@ -147,7 +152,9 @@ def differs(row: Row, kind: str, template: str, published: Row | None = None) ->
     source = row if published is None else meant_by_columns(published, kind)
     prompt, answers = meant(source, kind)
     holder = source["responses_create_params"] if kind == "prompts" else source
-    options = {"tools": holder.get("tools") or None, "tokenize": True, "return_dict": False}
+    given = holder.get("tools") or []
+    tools = [each if "function" in each else {"type": "function", "function": without_type(each)} for each in given]
+    options = {"tools": tools or None, "tokenize": True, "return_dict": False}
     if kind == "prompts":
         (rendered,) = render_prompts(line, made, LONGEST, None, {})
         wanted = made.apply_chat_template(prompt, add_generation_prompt=True, **options)

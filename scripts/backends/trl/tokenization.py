@@ -216,8 +216,8 @@ def _span(
     raise UserError(
         f"{line.place}: messages[{place}]: begin and end of the answer cannot be proved: the chat "
         "template prints the answer differently in a longer conversation (as without reasoning), or tokens "
-        "merge with the text before. sft.assistant_only_loss, and marks (weight, train) of messages before the last, "
-        f"need {{% generation %}} in the template; name {advice} as policy.tokenizer.chat_template"
+        "merge with the text before. sft.assistant_only_loss, or a mark (weight, train) of a message before the last, "
+        f"needs {{% generation %}} in the template; name {advice} as policy.tokenizer.chat_template"
     )
 
 
