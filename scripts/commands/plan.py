@@ -24,6 +24,7 @@ from scripts.stage.estimate import (
     samplings,
     seconds_to_score,
 )
+from scripts.stage.held_out import rows_held_out
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
 
@@ -74,8 +75,22 @@ def plan_text(project: Project) -> str:
     plan = planned_stages(project, project.recipe.stages)
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
     likely = doubts(project.recipe, project.results, _to_train(plan))
-    told = [*_totals(project, plan), *_memory(project, _to_train(plan)), *likely, *note]
+    told = [
+        *_totals(project, plan),
+        *_rows(project, _to_train(plan)),
+        *_memory(project, _to_train(plan)),
+        *likely,
+        *note,
+    ]
     return "\n".join([*told, *_refused(refusals(project.recipe, project.results, project.site))])
+
+
+def _rows(project: Project, names: Iterable[str]) -> list[str]:
+    """Return a line on the rows to train on and the held-out rows of the stages to train, as far as known."""
+    counts = rows_held_out(project.recipe, project.results)
+    blends = dict.fromkeys(project.recipe.stages[name].blend for name in names)
+    said = [f"{blend} {counts[blend][0]:,} and {counts[blend][1]:,}" for blend in blends if blend in counts]
+    return [f"rows to train on and held out: {'; '.join(said)}"] if said else []
 
 
 def _refused(problems: list[str]) -> list[str]:

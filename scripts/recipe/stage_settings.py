@@ -334,6 +334,11 @@ class StageSettings(Training):
         """Whether the stage starts from its parent's or the pretrained model's export."""
         return self.parent is not None
 
+    @property
+    def shuffles_rows(self) -> bool:
+        """Whether rows are taken in another order than the file's."""
+        return True
+
     def draws_by_seed(self, recipe: "Recipe") -> bool:
         """Whether the stage's weights follow from its seed: whether anything but a model's dropout is drawn."""
         return True

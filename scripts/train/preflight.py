@@ -29,6 +29,7 @@ from scripts.recipe.stop_when import StopWhen
 from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat, pin_date
+from scripts.rows.drift import PARTS, along, between
 from scripts.rows.jsonl import read_rows
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
@@ -71,6 +72,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
     arrival = check_arrival(stage, chat_format, problems) if blend.format == "jsonl" else None
     _refuse(stage, problems)
+    if blend.format == "jsonl":
+        _warn_of_order(stage)
     record = {
         "stage": stage.name,
         "train_rows": stage.rows,
@@ -108,6 +111,27 @@ def _memory_problems(stage: Stage, site: Site) -> list[str]:
         elif not fits:
             warn(says)
     return problems
+
+
+def _warn_of_order(stage: Stage) -> None:
+    """Say how many rows are held out; warn of a file whose rows change along the way, with the settings that help."""
+    blend = stage.recipe.blends[stage.settings.blend]
+    held_out = read_record(stage.manifest, Manifest)["validation"].get("rows")
+    if stage.rows is not None and held_out is not None:
+        print(f"{stage.name}: {stage.rows:,} rows to train on, {held_out:,} held out", file=sys.stderr)
+    said = []
+    found = between(stage.train_split, stage.validation_split) if blend.holdout_by is None else None
+    if found is not None:
+        words = found.words("the held-out rows", "the rows to train on")
+        remedy = f"set blends.{stage.settings.blend}.holdout_by: random"
+        said.append(f"held-out rows are unlike the rows to train on ({words}); {remedy}")
+    found = None if stage.settings.shuffles_rows else along(stage.train_split)
+    if found is not None:
+        words = found.words(f"part {found.part + 1} of {PARTS}", "the other parts")
+        remedy = f"set data.shuffle: true of stages.{stage.name}"
+        said.append(f"the rows to train on change along the file ({words}); {remedy}")
+    if said:
+        warn(f"{stage.name}: {stage.train_split}: {'; '.join(said)}")
 
 
 def _evaluated(stage: Stage) -> dict[str, int]:

@@ -251,7 +251,8 @@ def test_without_slurm_neither_shows_what_makes_no_sense_there(tree):
     assert re.fullmatch(r"rlvr1 +resumes at step 4 +8 of 12 +16 s", lines[2])
     assert re.fullmatch(r"rlvr2 +trains +12 of 12 +- +rlvr1 comes first", lines[3])
     assert re.fullmatch(r"in all +6 to train, 1 fresh +68 +≥ 16 s", lines[8])
-    assert lines[9] == "reckoned from the steps that rlvr1 logged" and len(lines) == 11
+    assert lines[9] == "reckoned from the steps that rlvr1 logged" and len(lines) == 12
+    assert any(line.startswith("rows to train on and held out: rlvr1 ") for line in lines[10:])
     assert lines[10] == "predicted, until what comes first is made: rlvr2, rlvr3, swe1 and 2 more"
 
 

@@ -72,6 +72,11 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             values["template_sha256"] = sha256_file(Path(self.chat_template))
         return values
 
+    @property
+    def shuffles_rows(self) -> bool:
+        """Whether rows are taken in a random order; unsaid, NeMo-RL's config decides."""
+        return bool(self.data.get("shuffle", True))
+
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """Return the model's name and revision."""
         return recipe.model.model_dump(mode="json", include={"name", "revision"})

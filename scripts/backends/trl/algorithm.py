@@ -225,6 +225,11 @@ class TrlSettings(StageSettings):
         """Whether the start is a parent's export or a pretrained model's."""
         return self.parent is not None or isinstance(recipe.model, PretrainedModel)
 
+    @property
+    def shuffles_rows(self) -> bool:
+        """Whether rows are taken in a random order."""
+        return self.data.shuffle
+
     def draws_by_seed(self, recipe: "Recipe") -> bool:
         """Whether rows are shuffled, or weights drawn: of a fresh model, or of new adapters."""
         return self.data.shuffle or self.policy.lora is not None or not self.starts_from_export(recipe)
