@@ -26,7 +26,7 @@ from scripts.rewards.answers import UnfinishedThoughts, answer_of
 from scripts.rewards.episode import EpisodeResponse, episode_response
 from scripts.rewards.gym import output_items
 from scripts.rewards.registry import SPECS, own_metrics, register, reward_groups, scores
-from scripts.rows.chat_format import SHIPPED, compiled_template, marks_answers, pin_date, prints_date
+from scripts.rows.chat_format import SHIPPED, ChatFormat, compiled_template, marks_answers, pin_date, prints_date
 from scripts.rows.thoughts import ResponseReader, as_message, begun_by, split_response
 from tests import pretrained
 from tests.conftest import SHORT
@@ -518,3 +518,20 @@ def torch_tensor(values: list) -> object:
     import torch
 
     return torch.tensor(values)
+
+
+def test_plan_and_preflight_name_a_template_that_prints_the_date(tmp_path, monkeypatch):
+    from scripts.backends.nemo_rl.backend import BACKEND as NEMO_RL
+    from scripts.backends.trl.doubts import date_printed
+
+    pretrained.tokenizer(bos_token="<|reserved|>").save_pretrained(tmp_path)
+    template = (SHIPPED / "llama3_2.jinja").read_text()
+    for variables, is_named in (({}, True), ({"date_string": "1 Jan 2025"}, False)):
+        tokenizer = Tokenizer(chat_template_kwargs=variables)
+        config = SimpleNamespace(chat_template=template, policy=SimpleNamespace(tokenizer=tokenizer))
+        recipe = SimpleNamespace(model=SimpleNamespace(template_date=date(2026, 1, 31)))
+        found = [*date_printed(SimpleNamespace(config=config, recipe=recipe), tmp_path)]
+        assert [("it is 2026-01-31 (model.template_date)" in says) for says in found] == [True] * is_named
+        monkeypatch.setattr(type(NEMO_RL), "chat_format", lambda *_: ChatFormat(template, {}, tmp_path))
+        there = SimpleNamespace(config=SimpleNamespace(tokenizer={"chat_template_kwargs": variables}))
+        assert [("NeMo-RL prints the day" in says) for says in NEMO_RL.doubts(there)] == [True] * is_named

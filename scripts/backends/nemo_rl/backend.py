@@ -20,11 +20,11 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob
 from scripts.backends.tokens import load_here, shown_row, without_torch
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.recipe.site import Site
 from scripts.records import ShownRow, read_if_there
 from scripts.rows.arrival import Learns, Reading
-from scripts.rows.chat_format import tokenizer_of
+from scripts.rows.chat_format import prints_date, tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
 from scripts.stage.stage import Stage
@@ -63,10 +63,26 @@ class NemoRl(Backend):
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Leave nodes to the check of parallelism."""
 
+    def doubts(self, stage: Stage) -> list[str]:
+        """Return a warning of a chat template that prints the date, which nothing pins in NeMo-RL's containers."""
+        chat_format = self.chat_format(stage)
+        if chat_format is None or chat_format.chat_template is None:
+            return []
+        variables = stage.config.tokenizer.get("chat_template_kwargs") or {}
+        if not prints_date(chat_format.chat_template, chat_format.folder, variables):
+            return []
+        return [
+            "the chat template prints the day's date, and NeMo-RL prints the day on which it trains; give a date by "
+            "policy.tokenizer.chat_template_kwargs where the template takes one (date_string), or name a template "
+            "without a date"
+        ]
+
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return the findings that stop the stage; print the rest."""
         if site is None:
             raise UserError(f"stage {stage.name} is NeMo-RL's: name the site as well (--site)")
+        for doubt in self.doubts(stage):
+            warn(f"{stage.name}: {doubt}")
         found = self.findings(stage, site)
         for finding in found:
             if not finding.stops:
