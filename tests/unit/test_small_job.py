@@ -44,6 +44,14 @@ def test_vllm_and_gym_are_left_to_the_training_and_named(stages, tmp_path):
     assert small.remarks == ["the rollouts were sampled by transformers, not by vLLM"]
 
 
+def test_a_small_job_ends_by_its_steps_alone(stages, tmp_path):
+    job = stages.job("sft", "early", 40)
+    values = job.config.values() | {"stop_when": {"metric": "validation_loss", "patience": 2, "val_period": 10}}
+    stopping = replace(job, config=type(job.config).model_validate(values))
+    assert stopping.config.stopping is not None
+    assert small_job(stopping, tmp_path, 100, on_cpu=True).job.config.stopping is None
+
+
 def test_the_longest_rows_that_fit_come_first_then_the_shortest_of_the_others(tmp_path):
     split = tmp_path / "rows.jsonl"
     split.write_text("".join("x" * length + "\n" for length in (3, 50, 7, 90, 5)))

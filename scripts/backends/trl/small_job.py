@@ -91,6 +91,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
     values = deepcopy(config.values())
     policy, section = values["policy"], values[config.algorithm]
     section["max_num_steps"] = STEPS
+    values.pop("stop_when", None)  # ends a training by more steps than these
     if (policy.get("attn_implementation") or "").startswith("flash"):
         del policy["attn_implementation"]
     if config.kind != "prompts":

@@ -43,7 +43,7 @@ MEMORY_SHARE = 0.5
 """Of the machine's free memory."""
 BYTES_OF_A_PARAMETER = {"all": 20, "adapters": 8}
 """Weights, gradients, moments and copies while they are saved; frozen weights of adapters with their copies."""
-MOST_PARAMETERS = {"all": 40e6, "adapters": 120e6}
+MOST_PARAMETERS = {"all": 50e6, "adapters": 120e6}
 """What is saved, hashed and loaded twice within a minute: all with both moments, or frozen weights once."""
 CODE = [*sorted(Path(__file__).parent.glob("*.py"))]
 LAST_LINES = 3
