@@ -19,6 +19,10 @@ TaskName = matching(r"^[\w][\w.:+-]*$")
 OF_TASKS = {"tasks", "apply_chat_template", "max_length", "chat_template_kwargs"}
 
 
+FEW_TOKENS = 512
+"""What a recipe is advised to let held-out responses take, where its stages do not tell."""
+
+
 class Task(Strict):
     """A task, group or tag of lm-evaluation-harness, with settings over its file's."""
 
@@ -51,10 +55,12 @@ def without_scores(recipe: "Recipe") -> str | None:
     sampling = [name for name, stage in recipe.stages.items() if stage.kind == "prompts"]
     if not sampling or any(stage.is_converted for stage in stages):
         return None
-    policy = recipe.stages[sampling[0]].policy
+    policy = getattr(recipe.stages[sampling[0]], "policy", None)
+    generation = getattr(policy, "generation", None)
+    tokens = generation.max_new_tokens if generation else FEW_TOKENS
     return (
         f"{', '.join(sampling)} would be judged by nothing held out; responses to the held-out prompts judge it by\n"
-        f"evaluation:\n  max_new_tokens: {policy.generation.max_new_tokens}"
+        f"evaluation:\n  max_new_tokens: {tokens}"
     )
 
 
