@@ -2,10 +2,12 @@
 
 import json
 import re
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from scripts.data.download import fetch_source
 from scripts.errors import UserError
@@ -19,6 +21,7 @@ RECIPES = [
     ("tiny-tools", "laptop", 2),
     ("tiny-rm", "laptop", 2),
     ("smollm2", "laptop", 2),
+    ("sft", "laptop", 2),
     ("qwen3-gsm8k", "gpu", 1),
     ("tulu3-8b", "gpu", 8),
     ("qwen3-small-cluster", "gpu-cluster", 8),
@@ -73,3 +76,31 @@ def test_a_model_of_ones_own_stands_in_for_a_pretrained_one_alone():
         UserError, match=r"model=./mine is for recipes that start from a pretrained model.*makes a model"
     ):
         load_recipe(path_of("tiny"), model="./mine")
+
+
+def commented(text: str) -> list[dict[str, Any]]:
+    """The blends and stages that stand in a recipe's comments, a dictionary for each `blends:`."""
+    lines = [line.removeprefix("# ") for line in text.splitlines() if re.match(r"# (blends:|stages:|  )", line)]
+    parts = "\n".join(lines).split("blends:\n")[1:]
+    return [yaml.safe_load(f"blends:\n{part}") for part in parts]
+
+
+@pytest.mark.parametrize("parent", [None, "sft"])
+def test_what_stands_in_comments_of_the_recipe_for_chats_trains_alone_or_after_sft(parent, tmp_path):
+    text = path_of("sft").read_text()
+    whole = yaml.safe_load(text)
+    assert [*whole["stages"]] == ["sft"] and whole["stages"]["sft"]["data"] == {"shuffle": True}
+    found = commented(text)
+    assert [[*more["stages"]] for more in found] == [["dpo"], ["kto"], ["reward"]]
+    for more in found:
+        (stage,) = more["stages"].values()
+        stages = whole["stages"] | {name: stage | {"parent": "sft"} for name in more["stages"]}
+        path = tmp_path / "recipe.yaml"
+        blends = whole["blends"] | more["blends"]
+        path.write_text(yaml.safe_dump(whole | {"blends": blends, "stages": stages if parent else more["stages"]}))
+        recipe = load_recipe(path)
+        (own,) = more["blends"].values()
+        assert own["holdout_by"] == "random" and 0 < own["holdout"] < 0.2
+        for name in recipe.stages:
+            assert resolve_stage(recipe, name).data.shuffle
+            assert recipe.stages[name].draws_by_seed(recipe)

@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
     """A project made by init, with a recipe, an environment, a template and rows of its own, trained by its Snakefile."""
     folder = tmp_path_factory.mktemp("a person's")
     project = Project(folder / "my project")
-    project.said = project.stagecoach("init", "my project", folder=folder)
+    project.said = project.stagecoach("init", "my project", "--recipe", "tiny", folder=folder)
     shutil.copytree(LETTERS, project.root, dirs_exist_ok=True)
     (project.root / "rows").mkdir()
     (project.root / "rows/letters.jsonl").write_text("".join(ROW % number for number in range(24)))

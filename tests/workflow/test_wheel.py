@@ -75,7 +75,7 @@ def test_vllm_on_gpus_is_pinned_as_vllm_on_cpus():
 def test_a_project_is_made_planned_and_refused_without_trl_by_the_installed_package(wheel, installed, tmp_path):
     (tmp_path / "without").mkdir()
     (tmp_path / "without/sitecustomize.py").write_text("import sys\nsys.modules['trl'] = None  # as if not installed\n")
-    command = [installed / "bin/stagecoach", "init", "project"]
+    command = [installed / "bin/stagecoach", "init", "project", "--recipe", "tiny"]
     subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}, check=True)
     project = tmp_path / "project"
     assert f"stagecoach-workflow[trl] @ {wheel.as_uri()}" in (project / "requirements.txt").read_text().splitlines()
