@@ -39,6 +39,7 @@ WIDTHS = (
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 LEAST_EXPERTS = 8
 NARROWEST = 64
+TOKENS_COMPUTED = 8
 
 
 @dataclass(frozen=True)
@@ -157,8 +158,9 @@ def narrow(config: dict[str, Any], factor: int) -> dict[str, Any]:
         if isinstance(decoder.get(name), int):
             chosen = decoder.get("num_experts_per_tok") or 1
             groups = decoder.get("n_group") or 1
-            least = max(LEAST_EXPERTS, chosen, groups)
-            decoder[name] = min(decoder[name], math.ceil(least / groups) * groups)
+            # DeepSeek scores a group by its two best experts, and chooses among those of a few groups.
+            in_a_group = max(2, math.ceil(chosen / (decoder.get("topk_group") or 1)), math.ceil(LEAST_EXPERTS / groups))
+            decoder[name] = min(decoder[name], in_a_group * groups)
     return narrowed
 
 
@@ -182,6 +184,9 @@ def _write_weights(folder: Path, config: Any, cut: dict[str, Any], target: Path)
     settings = type(config).from_dict(cut)
     dtype = getattr(settings, "dtype", None)
     model = class_of(folder).from_config(settings, dtype=dtype if isinstance(dtype, torch.dtype) else torch.bfloat16)
+    # A cut that the family's code cannot compute is the try's own fault, so it must fail here.
+    with torch.no_grad():
+        model(input_ids=torch.arange(TOKENS_COMPUTED).unsqueeze(0))
     model.save_pretrained(target)
 
 
