@@ -55,6 +55,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+@pytest.fixture(autouse=True)
+def own_environments_are_forgotten():
+    """An environment that a test registers rewards no row of another test."""
+    before = sys.modules.get("scripts.rewards.registry")
+    known = dict(before.SPECS) if before else None
+    yield
+    registry = sys.modules.get("scripts.rewards.registry")
+    if registry is not None:
+        registry.SPECS.clear()
+        registry.SPECS.update(registry.environments() if known is None else known)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is not of every day; those that take minutes begin first, so that no process is left alone with one.
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.files import read_json, write_json
-from scripts.model.hugging_face import config_of, model_files
+from scripts.model.hugging_face import model_files
 from scripts.recipe.sampling import Sampling
 from scripts.rows.chat_format import GENERATION
 
@@ -97,7 +97,9 @@ SHOWN = 60
 def tokens_of(folder: Path) -> dict[str, Any]:
     """Return the tokens by which a model's folder begins, ends and pads sequences, as far as it names them."""
     file = folder / GENERATION
-    settings = read_json(file) if file.is_file() else config_of(folder)
+    if not file.is_file():
+        file = folder / CONFIG
+    settings = read_json(file) if file.is_file() else {}
     return {key: settings[key] for key in TOKENS if settings.get(key) is not None}
 
 

@@ -16,7 +16,6 @@ from scripts.recipe.resolve import own_environments, resolve_stage, training_con
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import episode_response, tools_of, whole_text
 from scripts.rewards.registry import (
-    SPECS,
     check_row,
     environment_factory,
     own_metrics,
@@ -38,14 +37,6 @@ VERIFY = "def verify(row, response): return 1.0\n"
 def row(words: object = 3, name: str = "word_count") -> dict:
     agent = {"type": "responses_api_agents", "name": name}
     return {"agent_ref": agent, "responses_create_params": {"input": f"say {words} of them"}, "words": words}
-
-
-@pytest.fixture(autouse=True)
-def forget():
-    known = dict(SPECS)
-    yield
-    SPECS.clear()
-    SPECS.update(known)
 
 
 @pytest.fixture

@@ -170,8 +170,7 @@ def test_a_program_behind_thoughts_with_further_marks_earns_nothing_as_in_gym():
 
 @pytest.fixture
 def own(tmp_path):
-    """An environment of the user's that keeps what it is given; it forgets itself afterwards."""
-    known = dict(SPECS)
+    """An environment of the user's that keeps what it is given."""
     path = tmp_path / "kept.py"
     path.write_text(
         "SEEN = []\n"
@@ -181,9 +180,7 @@ def own(tmp_path):
         "def metrics(row, response): return {'letters': len(response)}\n"
     )
     register({"kept": path})
-    yield row_of("kept", wanted="5")
-    SPECS.clear()
-    SPECS.update(known)
+    return row_of("kept", wanted="5")
 
 
 def test_an_environment_of_the_users_gets_the_answer_with_the_thoughts_at_hand(own):
@@ -196,19 +193,15 @@ def test_an_environment_of_the_users_gets_the_answer_with_the_thoughts_at_hand(o
 
 
 def test_responses_that_are_compared_are_answers_without_those_of_unfinished_thoughts(tmp_path):
-    path, known = tmp_path / "shortest.py", dict(SPECS)
+    path = tmp_path / "shortest.py"
     path.write_text(
         "def verify(row, response): return 0.0\n"
         "def compare(row, responses): return [1.0 if len(each) == min(map(len, responses)) else 0.0 for each in responses]\n"
     )
     register({"shortest": path})
-    try:
-        row = row_of("shortest")
-        groups = [(row, ["<think>long thoughts</think>ab", "abc", "<think>a"]), (row, ["<think>a", "<think>b"])]
-        rewards = reward_groups(groups)
-    finally:
-        SPECS.clear()
-        SPECS.update(known)
+    row = row_of("shortest")
+    groups = [(row, ["<think>long thoughts</think>ab", "abc", "<think>a"]), (row, ["<think>a", "<think>b"])]
+    rewards = reward_groups(groups)
     assert rewards == [[1, 0, 0], [0, 0]]
     assert [isinstance(each, UnfinishedThoughts) for group in rewards for each in group] == [False, False, *[True] * 3]
 
