@@ -20,7 +20,9 @@ from scripts.rows.kinds import KINDS, RowKind, contract_of
 from scripts.rows.parallel import default_workers, in_order
 
 SHOWN = 50
+SHOWN_KEYS = 5
 LONGEST_PROBLEM = 200
+NO_KEY = "-"
 
 
 @dataclass(frozen=True)
@@ -49,21 +51,52 @@ class Rules:
 
 
 @dataclass
+class Finding:
+    """A problem that several rows of a file may have: first line and key, and keys of further rows."""
+
+    line: int
+    key: str
+    environment: str
+    problem: str
+    rows: int = 1
+    keys: list[str] = field(default_factory=list)
+
+    def add(self, later: "Finding") -> None:
+        """Count the rows of a later finding of the same problem."""
+        room = SHOWN_KEYS - len(self.keys)
+        self.rows += later.rows
+        self.keys += [key for key in (later.key, *later.keys) if key != NO_KEY][:room]
+
+    @property
+    def says(self) -> str:
+        """The problem, with the number and the keys of the further rows."""
+        if self.rows == 1:
+            return self.problem
+        further = self.rows - 1
+        dots = ", ..." if further > len(self.keys) else ""
+        keys = f", with the keys {', '.join(self.keys)}{dots}" if self.keys else ""
+        return f"{self.problem} (and {further} more row{'s' * (further > 1)} of the file{keys})"
+
+
+@dataclass
 class Tally:
-    """Counts of some rows: by environment, allowed, bad; of the first `SHOWN` bad line, key, environment, problem."""
+    """Counts of some rows, by environment, allowed, bad; and the first `SHOWN` problems, each once.
+
+    Problems are by environment and text.
+    """
 
     rows: int = 0
     environments: Counter[str] = field(default_factory=Counter)
     allowed: Counter[str] = field(default_factory=Counter)
-    shown: list[tuple[int, str, str, str]] = field(default_factory=list)
+    found: dict[tuple[str, str], Finding] = field(default_factory=dict)
     bad: int = 0
     labels: Counter[bool] = field(default_factory=Counter)
     unread: Unread = field(default_factory=Unread)
 
     def add(self, other: "Tally") -> None:
         """Add the tally of the rows that follow."""
-        room = SHOWN - len(self.shown)
-        self.shown += [(line + self.rows, *told) for line, *told in other.shown[:room]]
+        for finding in other.found.values():
+            self._add_finding(replace(finding, line=finding.line + self.rows))
         self.rows += other.rows
         self.bad += other.bad
         self.environments += other.environments
@@ -74,9 +107,15 @@ class Tally:
     def refuse(self, key: str, environment: str | None, problem: str) -> None:
         """Count the latest row as bad."""
         self.bad += 1
-        if len(self.shown) < SHOWN:
-            told = (shortened(" ".join(text.split()), LONGEST_PROBLEM) for text in (environment or "-", problem))
-            self.shown.append((self.rows, key, *told))
+        shown, says = (shortened(" ".join(text.split()), LONGEST_PROBLEM) for text in (environment or "-", problem))
+        self._add_finding(Finding(self.rows, key, shown, says))
+
+    def _add_finding(self, finding: Finding) -> None:
+        same = finding.environment, finding.problem
+        if same in self.found:
+            self.found[same].add(finding)
+        elif len(self.found) < SHOWN:
+            self.found[same] = finding
 
 
 def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
@@ -86,7 +125,7 @@ def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
         tally.rows += 1
         row = row_or_error(line)
         if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
-            tally.refuse("-", None, str(row))
+            tally.refuse(NO_KEY, None, str(row))
             continue
         environment = environment_named(row) if rules.kind.is_rewarded else None
         if problem := rules.problem_of(row):
@@ -137,15 +176,19 @@ def _check_labels(split: Path, tally: Tally) -> None:
 
 
 def _table(tallies: dict[Path, Tally], source: Path | None) -> str:
-    found = [(f"{file}:{line}", *told) for file, tally in tallies.items() for line, *told in tally.shown][:SHOWN]
-    if source is not None and source.is_file():
-        places = _places_in(source, {key for _, key, *_ in found})
-        found = [(places.get(key, place), key, *told) for place, key, *told in found]
+    found = [(file, finding) for file, tally in tallies.items() for finding in tally.found.values()][:SHOWN]
+    places = (
+        _places_in(source, {finding.key for _, finding in found}) if source is not None and source.is_file() else {}
+    )
+    rows_of_table = [("row", "key", "environment", "problem")]
+    for file, finding in found:
+        place = places.get(finding.key, f"{file}:{finding.line}")
+        rows_of_table.append((place, finding.key, finding.environment, finding.says))
     bad, rows = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("bad", "rows"))
-    table = [("row", "key", "environment", "problem"), *found]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in table]
-    more = [f"and {bad - len(found)} more"] if bad > len(found) else []
+    widths = [max(map(len, column)) for column in zip(*rows_of_table, strict=True)]
+    lines = ["  ".join(["", *map(str.ljust, row, widths)]).rstrip() for row in rows_of_table]
+    left = bad - sum(finding.rows for _, finding in found)
+    more = [f"and {left} more"] if left else []
     advice = (
         "correct them in the source, or let them pass by their keys: allow in the blend of the recipe, --allow here"
     )

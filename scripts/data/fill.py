@@ -268,6 +268,15 @@ class Split:
         }
 
 
+def _once_each(problems: list[str], source: Path, shown: str | None) -> list[str]:
+    """Return the first problem of each text; a row is named by the file that the user gave, `shown`, if it is known."""
+    first: dict[str, str] = {}
+    for problem in problems:
+        number, _, says = problem.removeprefix(f"{source}:").partition(": ")
+        first.setdefault(says, f"{shown or source}:{number}: {says}")
+    return [*first.values()]
+
+
 def fill_blend(
     source: Path,
     tables: Path,
@@ -280,6 +289,7 @@ def fill_blend(
     seed: int = 0,
     hashes: Mapping[str, str] | None = None,
     workers: int = 1,
+    shown: str | None = None,
     holdout_by: str | HoldoutColumn | None = None,
     holdout_seed: int = 0,
 ) -> dict[str, Any]:
@@ -287,7 +297,7 @@ def fill_blend(
 
     `holdout`, `test`, `sample`, `holdout_by` and `holdout_seed` as in `pieces_of`. With `is_rewarded`, every row must
     name an environment. `reasoning` shortens demonstrations, chosen by `seed`. `hashes` are the XXH3-128 of source and
-    tables by path from the source's folder. UserError names the bad rows, and leaves earlier splits alone.
+    tables by path from the source's folder. UserError names bad rows, of the file `shown`, and keeps earlier splits.
     """
     parts = pieces_of(source, holdout, test, sample, holdout_by, holdout_seed)
     hashes = hashes or {}
@@ -316,7 +326,7 @@ def fill_blend(
         changed = [differs_from_record(source)] if expected not in (None, hashed.hexdigest()) else []
         if bad_rows or changed:
             heading = [f"{bad_rows} bad rows; correct them or fetch the file again:"] if bad_rows else []
-            raise LongError("\n".join([*changed, *heading, *listed(problems, bad_rows)]))
+            raise LongError("\n".join([*changed, *heading, *listed(_once_each(problems, source, shown), bad_rows)]))
         for name, split in splits.items():
             if not split.row_hashes:
                 raise UserError(f"{source}: no row is left for the {name} split; change the blend's holdout or test")

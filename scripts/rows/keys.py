@@ -12,11 +12,11 @@ from scripts.rows.request import Item
 
 Row = dict[str, Any]
 OF_KIND = {
-    "demonstrations": {"messages", "tools", "agent_ref"},
-    "preferences": {"context", "completions", "prompt", "chosen", "rejected", "tools"},
-    "unpaired": {"prompt", "completion", "label", "tools"},
+    "demonstrations": {"messages", "tools", "agent_ref", "made"},
+    "preferences": {"context", "completions", "prompt", "chosen", "rejected", "tools", "made"},
+    "unpaired": {"prompt", "completion", "label", "tools", "made"},
 }
-"""The keys of rows; an environment gets every key of a row of prompts."""
+"""The keys of rows; an environment gets every key of a row of prompts. `made` is the origin of a generated row."""
 COMPLETION = {"rank", "completion"}
 MESSAGE = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
 CALL = {"id", "type", "function"}

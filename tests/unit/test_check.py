@@ -113,12 +113,24 @@ def test_all_bad_rows_of_all_splits_stand_in_one_table_and_nothing_is_written(ru
     assert not (tmp_path / "out").exists()
 
 
-def test_a_long_table_shows_fifty_rows_and_counts_all(write_rows):
-    rows = [row(expected_answer=number) for number in range(70)] + [b""] * 3 + [row(question=None)] * 5
+def test_a_problem_of_many_rows_is_one_line_with_the_keys_of_the_next(write_rows):
+    wrong = [row(expected_answer=number) for number in range(70)]
+    rows = wrong + [b""] * 3 + [row(question=None)] * 5
+    split = write_rows("split.jsonl", rows)
+    table = refusal(check_files, [split], Rules(), 1).splitlines()
+    assert table[0] == "78 of 78 rows cannot be trained on:" and len(table) == 6
+    keys = ", ".join(key_of(line_of(each)) for each in wrong[1:6])
+    assert table[2].startswith(f"  {split}:1   ")
+    assert table[2].endswith(f"expected str, got int (and 69 more rows of the file, with the keys {keys}, ...)")
+    assert table[3].split(maxsplit=3)[3] == "blank line; remove it (and 2 more rows of the file)"
+    assert table[4].startswith(f"  {split}:74 ") and "(and 4 more rows of the file, with the keys " in table[4]
+
+
+def test_a_long_table_shows_fifty_problems_and_counts_all(write_rows):
+    rows = [row(agent_ref={"type": "x", "name": f"agent_{number}"}) for number in range(70)]
     table = refusal(check_files, [write_rows("split.jsonl", rows)], Rules(), 1).splitlines()
-    assert table[0] == "78 of 78 rows cannot be trained on:"
     assert [line.split()[0].rpartition(":")[2] for line in table[2:52]] == [str(number) for number in range(1, 51)]
-    assert table[52] == "and 28 more"
+    assert table[52] == "and 20 more"
 
 
 def test_a_good_blend_is_counted_and_recorded(run, write_rows, tmp_path):
@@ -219,7 +231,7 @@ def test_one_worker_and_three_find_the_same(write_rows, monkeypatch):
     split, other = write_rows("split.jsonl", rows), write_rows("other.jsonl", rows[1:7] * 100)
     monkeypatch.setattr(jsonl, "BLOCK_BYTES", 20_000)
     tables = [refusal(check_files, [split, other], Rules(), workers) for workers in (1, 3)]
-    assert tables[0] == tables[1] and f"{split}:8 " in tables[0]
+    assert tables[0] == tables[1] and f"{split}:1 " in tables[0] and "(and 428 more rows" in tables[0]
     allow = frozenset(key_of(line_of(bad)) for bad in rows[::7])
     records = [describe(check_files([split, other], Rules(allow=allow), workers), Rules()) for workers in (1, 3)]
     assert records[0] == records[1] and records[0]["rows"] == 3600

@@ -180,11 +180,15 @@ def test_a_row_that_cannot_be_filled_is_named_and_leaves_no_file(row, why, table
     assert files_in(tmp_path / "out") == []
 
 
-def test_all_bad_rows_are_told_the_first_twenty_by_their_lines(tables, write_rows, tmp_path):
-    blend = write_rows("blend.jsonl", [{"id": number} if number % 2 else AGENT for number in range(60)])
+def test_bad_rows_are_told_once_each_problem_by_the_line_of_the_users_file(tables, write_rows, tmp_path):
+    rows = [{"id": number} if number % 2 else AGENT for number in range(60)]
+    blend = write_rows("blend.jsonl", [*rows, b"{"])
     heading, *lines, more = refusal(fill_blend, blend, tables, tmp_path / "out", 5).splitlines()
-    assert heading.startswith("30 bad rows") and more.strip() == "and 10 rows more"
-    assert [int(line.split(":")[1]) for line in lines] == list(range(2, 41, 2))
+    assert heading.startswith("31 bad rows") and more.strip() == "and 30 rows more"
+    assert lines == [f"  {blend}:2: no agent_ref.name; every row must name an environment for rewards"]
+    short = write_rows("short.jsonl", [AGENT, b"{", {"id": 1}, AGENT])
+    _, *lines = refusal(fill_blend, short, tables, tmp_path / "out", 1, shown="mine.jsonl").splitlines()
+    assert [line.split(": ")[0].strip() for line in lines] == ["mine.jsonl:2", "mine.jsonl:3"]
 
 
 def test_an_empty_question_or_a_missing_table_or_column_is_named(write_rows, tmp_path):
