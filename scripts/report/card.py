@@ -40,7 +40,8 @@ def model_card(
         folder = link.paths.directory / "hf"
         raise UserError(f"{folder}: no export of the published checkpoint; snakemake {folder}")
     kinds = {link.paths.evaluation: Evaluation, link.paths.test: Evaluation, link.paths.benchmarks: Benchmarks}
-    evaluation, test, benchmarks = (_of_export(link, path, kind) for path, kind in kinds.items())
+    measured, test, benchmarks = (_of_export(link, path, kind) for path, kind in kinds.items())
+    evaluation = measured if measured and "environments" in measured else None
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
         _metadata(chain, results, license_id, base_model),
@@ -58,8 +59,8 @@ def model_card(
         step_text=step_text,
         model=_model(link.paths.export) | {"code": code_among(link.exported["files"])},
         configs=[(each.name, config_text(each.settings)) for each in chain if each.settings],
-        evaluation=evaluation if evaluation and "environments" in evaluation else None,
-        validation=(evaluation or {}).get("validation"),
+        evaluation=evaluation,
+        validation=(measured or {}).get("validation"),
         selection=selection_sentences(link.paths.directory.parent, [each.paths.name for each in chain]),
         benchmarks=benchmarks,
         gate=read_if_there(link.paths.gate, Gate),

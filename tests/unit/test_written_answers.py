@@ -9,12 +9,13 @@ import yaml
 from scripts.errors import UserError
 from scripts.evaluate.choose import rank, words_of
 from scripts.evaluate.gate import judge
-from scripts.files import write_json
+from scripts.files import read_json, write_json
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.recipe.stop_when import StopWhen
+from scripts.report.card import model_card
 from scripts.stage.measured import held_out_loss, trained_steps
 from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import step_text
@@ -317,3 +318,14 @@ def test_room_for_checkpoints_counts_those_of_each_measurement_and_the_best():
     assert (checkpoints_at_once(few, 100), checkpoints_at_once(few, 100, stopping)) == (2, 3)
     everything = Checkpointing(save_period=10)
     assert (checkpoints_at_once(everything, 100), checkpoints_at_once(everything, 100, stopping)) == (10, 30)
+
+
+def test_the_card_of_a_stage_without_prompts_has_what_its_held_out_rows_gave(chain):
+    paths = StagePaths(chain / "sft")
+    record = {key: read_json(paths.export_record)[key] for key in ("stage", "step", "content")}
+    figures = {"rows": 20, "step": record["step"], "loss": {"before": 5.5, "after": 1.25, "change": -4.25}}
+    write_json(paths.evaluation, record | {"validation": figures})
+    paths.rollouts.unlink(missing_ok=True)
+    card = str(model_card(paths.directory / "hf"))
+    assert "On 20 held-out rows of written answers" in card and "| validation loss | 5.500 | 1.250 |" in card
+    assert "mean of the environments" not in card
