@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from scripts.files import read_json
-from scripts.report.compare import write_comparison
 from tests.conftest import ROOT, Workflow
 
 ALONE = ROOT / "tests/alone.yaml"
@@ -77,7 +76,7 @@ def test_the_variant_with_the_lowest_loss_goes_on(alone):
     assert parent["stage"] == best
 
 
-def test_pages_cards_and_the_summary_show_the_loss_before_and_after(alone, tmp_path):
+def test_pages_cards_and_the_summary_show_the_loss_before_and_after(alone):
     page = (alone.results / "sft.seed-1/stage.html").read_text()
     assert "Validation loss" in page and 'data-name="sft.seed-1-validation"' in page
     assert "validation loss" in (alone.results / "sft/sweep.html").read_text()
@@ -86,10 +85,6 @@ def test_pages_cards_and_the_summary_show_the_loss_before_and_after(alone, tmp_p
     alone.snakemake("--", "results/alone/rm/card.md")
     card = (alone.results / "rm/card.md").read_text()
     assert "On 10 held-out rows of written answers" in card and "validation accuracy" in card
-    output, other = tmp_path / "compare.html", alone.results.with_name("other")
-    shutil.copytree(alone.results, other, symlinks=True)
-    write_comparison([alone.results, other], output)
-    assert "Validation loss" in output.read_text()
 
 
 def test_a_training_that_was_lost_after_its_last_measurement_ends_at_the_same_step(alone, tmp_path):
