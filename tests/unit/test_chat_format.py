@@ -197,6 +197,7 @@ def export(paths: StagePaths, chat_template: str = CHAT_TEMPLATE) -> None:
     made = make_tokenizer()
     made.chat_template = chat_template
     made.save_pretrained(paths.exported("0"))
+    write_json(paths.exported("0") / "config.json", {"vocab_size": len(made)})
     write_json(paths.export_record, {"stage": paths.name, "step": 1, "identity": "0", "content": "0", "files": {}})
     paths.export.symlink_to("../exports/0")
 
