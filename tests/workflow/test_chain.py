@@ -42,6 +42,9 @@ def test_plain_snakemake_makes_everything_says_how_far_it_is_and_has_nothing_to_
         assert evaluation["mean"]["change"]["low"] <= evaluation["mean"]["change"]["high"]
         assert read_json(directory / "criteria.json")["verdict"] == "pass"
         metrics = pd.read_parquet(directory / "metrics.parquet")
+        if stage == "sft":  # whose held-out rows were measured before the first step
+            start, metrics = metrics.iloc[0], metrics.iloc[1:]
+            assert start["step"] == 0 and start["validation_loss"] > metrics["validation_loss"].iloc[-1]
         assert metrics["step"].tolist() == list(range(1, record["step"] + 1))
         assert metrics[["loss", "lr", "grad_norm", "entropy", "seconds"]].notna().all().all()
         if stage != "sft":

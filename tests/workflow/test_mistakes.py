@@ -18,9 +18,10 @@ from scripts.commands.prepare import refuse_taken_folder
 from scripts.commands.project import Project
 from scripts.errors import UserError
 from scripts.files import write_json
-from scripts.model.pretrained import _check_one_template
+from scripts.model.trainable import check_templates
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
+from scripts.recipe.model import PretrainedModel
 from scripts.slurm.resources import check_executor
 from scripts.stage.consistency import damage_of_stage
 from scripts.stage.paths import StagePaths
@@ -137,8 +138,8 @@ def test_of_recipes_models_and_sites(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     holds("`recipe=tiny`", refusal(load_recipe, Path("tiny")))
     holds("`model=` with a recipe that makes its own", refusal(load_recipe, TINY, None, "org/name"))
-    tokenizer = type("Tokenizer", (), {"chat_template": None})
-    said = refusal(_check_one_template, "org/name", tokenizer, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    said = refusal(check_templates, PretrainedModel(name="org/name"), tmp_path)
     holds("a model whose tokenizer has no chat template", said)
     site = load_site(Path("config/sites/cluster.yaml"), load_recipe(TINY))
     said = refusal(check_executor, "config/sites/cluster.yaml", site, "local")
