@@ -85,10 +85,15 @@ class Manifest(TypedDict):
     unread: NotRequired[dict[str, dict[str, list[str]]]]
 
 
+# The training that an amended one goes on from, and the step.
+AmendedFrom = TypedDict("AmendedFrom", {"from": str, "step": Count})
+
+
 class Facts(TypedDict):
     """The hashes of everything that may change a stage's weights.
 
-    `sampled` is there where earlier commits sampled rollouts by the start's generation_config.json too.
+    `sampled` is there where earlier commits sampled rollouts by the start's generation_config.json too, `amended` where
+    the training goes on from another's checkpoint.
     """
 
     config: str
@@ -98,6 +103,7 @@ class Facts(TypedDict):
     roles: NotRequired[dict[str, str]]
     continues: NotRequired[str]
     sampled: NotRequired[str]
+    amended: NotRequired[AmendedFrom]
     parent_adapter: NotRequired[str | None]
 
 
@@ -105,6 +111,30 @@ class RunIdentity(Facts):
     """run/identity.json."""
 
     identity: str
+
+
+# The identity that a stage of the same facts has without the amendment.
+_AmendedFor = TypedDict("_AmendedFor", {"for": str})
+
+
+class Amendment(AmendedFrom, _AmendedFor):
+    """An entry of amended.json.
+
+    `for` is the identity of the stage without the amendment, `identity` the one with it; `changed` are keys of the
+    config. The training it goes on from had reached `step` of `planned`.
+    """
+
+    identity: str
+    planned: Count
+    because: str
+    changed: list[str]
+    time: str
+
+
+class Amendments(TypedDict):
+    """amended.json of a stage."""
+
+    amendments: list[Amendment]
 
 
 class Data(TypedDict):
@@ -184,6 +214,7 @@ class Origins(TypedDict, total=False):
     data: Data
     data_ended: DataEnded
     selected: Selected
+    amended: list[Amendment]
     trained_by: list[Span]
     parents: list["Parent"]
     roles: dict[str, "Parent"]

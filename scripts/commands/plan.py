@@ -45,7 +45,9 @@ class Planned(NamedTuple):
         """Return what would happen to the stage, the steps to train of all (?: unknown; none: nothing), and why."""
         state, left = self.state, self.estimate.steps
         what = WORDS.get(state.state, "trains")
-        if state.state == "training":
+        if state.amendable:
+            what = "trains from the start"
+        elif state.state == "training":
             what = f"training, from step {state.start}"
         elif state.state == "unfinished" and state.start:
             what = f"resumes at step {state.start}"

@@ -10,6 +10,7 @@ from typing import Any
 from scripts.errors import UserError, shortened
 from scripts.recipe.resolve import read_values
 from scripts.records import CheckpointRecord, ExportRecord, Parent, Record, read_if_there, read_record
+from scripts.stage.amendment import words_of_amendments
 from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import step_text, words_of_skipped
 
@@ -135,6 +136,8 @@ def _facts_of(link: Link) -> Iterator[tuple[str, str]]:
     record = link.record
     if "facts" in record:
         yield "config", f"sha256 {record['facts']['config'][:16]}"
+    for words in words_of_amendments(record):
+        yield "amended", words
     if record.get("seed") is not None:
         yield "seed", str(record["seed"])
     if template := record.get("chat_template"):

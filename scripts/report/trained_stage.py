@@ -26,6 +26,7 @@ from scripts.records import (
 )
 from scripts.report.page import number_text, short_name
 from scripts.report.scores import scores_of
+from scripts.stage.amendment import words_of_amendments
 from scripts.stage.attempts import read_attempts
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.measured import held_out_loss
@@ -111,6 +112,11 @@ class TrainedStage:
     def selected(self) -> str:
         """Which checkpoint of how many steps is published, in words; nothing for a stage that is not stopped early."""
         return words_of_selected(self.record)
+
+    @property
+    def amendments(self) -> list[str]:
+        """The amendments by which the stage went on from another training, in words."""
+        return words_of_amendments(self.record)
 
     @cached_property
     def validation(self) -> HeldOutLoss | None:

@@ -1,5 +1,6 @@
 """Attempts at a training: a line as each begins and ends, in ``attempts.jsonl`` of its folder."""
 
+import json
 import socket
 import time
 from collections import Counter
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Required, TypedDict
 
-from scripts.files import append_json
+from scripts.files import append_json, write_text
 from scripts.records import Code, Count, Image, read_lines
 from scripts.slurm.client import own_job_id
 from scripts.stage.paths import STORE
@@ -52,7 +53,7 @@ def end_attempt(run: Path, step: int, outcome: str, blamed: Sequence[str] = ()) 
 
     `outcome`: finished, unfinished (stopped on request), exhausted (its data ended; the next attempt aims no further),
     lost (a node), stalled (no new step for too long), sick (a node, before the first step), failed, or waited (trained
-    nothing, for another job does).
+    nothing, for another job does). Attempts carried over to an amended training end as amended.
     """
     begun, logged = read_attempts(run)[-1], recent_steps(run)
     is_own = logged and (run / "metrics.jsonl").stat().st_mtime > begun["time"] - 1  # file systems count more coarsely
@@ -99,6 +100,24 @@ def without_progress(run: Path, call: int, step: int) -> str | None:
     if call and len(last) == 2 and all(it["from"] == step and it["outcome"] != "exhausted" for it in last):
         return f"two attempts in a row ({last[0]['outcome']} and {last[1]['outcome']}) made no new step beyond {step}"
     return None
+
+
+def carry_attempts(source: Path, run: Path, step: int) -> None:
+    """Give a folder the attempts of another training up to a step, at which the last that has an end ends as amended.
+
+    Nodes are left out: `left_out` knows them from the other folder.
+    """
+    carried: list[dict[str, Any]] = []
+    is_before = False
+    for entry in read_lines(source / "attempts.jsonl", Attempt):
+        if entry["event"] == "begin":
+            is_before = entry["step"] < step
+        if is_before:
+            without_nodes = {key: value for key, value in entry.items() if key not in ("hosts", "sniff", "blamed")}
+            carried.append(without_nodes | {"step": min(entry["step"], step)})
+    if carried and carried[-1]["event"] == "end":
+        carried.append({"event": "end", "step": step, "outcome": "amended", "time": carried[-1]["time"]})
+    write_text(run / "attempts.jsonl", "".join(f"{json.dumps(entry)}\n" for entry in carried))
 
 
 def left_out(root: Path) -> dict[str, str]:

@@ -119,6 +119,9 @@ def of_checkpoint(paths: StagePaths) -> Iterator[str]:
     path, again, facts = paths.record, ADVICE[CheckpointRecord], record["facts"]
     if identity_of(facts) != record["identity"]:
         yield f"{path}: its facts hash to {identity_of(facts)}, but it calls itself {record['identity']}; {again}"
+    last = record.get("amended", [])[-1:]
+    if [{key: each[key] for key in ("from", "step")} for each in last] != [*filter(None, [facts.get("amended")])]:
+        yield f"{path}: its facts have another amendment than it tells of; {again}"
     for parent in record["parents"]:
         if parent["content"] != facts["parent_export"]:
             names = f"names {parent['content']} as {parent['stage']}"

@@ -20,6 +20,7 @@ class StagePaths:
     directory: Path
 
     config = below("config.yaml", "The resolved training config.")
+    amended = below("amended.json", "The amendments by which the stage goes on from another training.")
     preflight = below("preflight.json", "Checks before any node is asked for.")
     logs = below("logs", "Logs.")
     attempts_log = below("logs/attempts.log", "Output of every attempt at training.")

@@ -15,6 +15,7 @@ from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.installed import DISTRIBUTION
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, ExportRecord, Manifest, Origins, SourceRecord, read_if_there, read_record
+from scripts.stage.amendment import chain_of
 from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
 
@@ -88,6 +89,8 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "trained_by": trained_by(stage.paths.run, step),
         "parents": [parent_of(stage.parent.paths.export_record)] if stage.parent else [],
     }
+    if stage.amendment:
+        record["amended"] = chain_of(stage.trained_paths, stage.identity)
     if stage.parent is None and stage.parent_export_record is not None:
         record["model"] = _model_of(stage.parent_export_record)
     for role, start in stage.settings.roles.items():

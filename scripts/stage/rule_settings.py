@@ -34,6 +34,7 @@ from scripts.records import (
     SourceRecord,
     read_if_there,
 )
+from scripts.stage.amendment import amendments_of
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
@@ -258,7 +259,7 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
 
 
 def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
-    """Names of blend and starts, whose files may be older than the checkpoint."""
+    """Names of blend and starts, whose files may be older than the checkpoint, and amendments."""
     stage = recipe.settings_of(paths.name)
 
     def is_other() -> bool:
@@ -269,6 +270,9 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
         return is_other_parent or record.get("data", {}).get("blend", stage.blend) != stage.blend
 
     more = {name: value for name, value in (("roles", stage.roles), ("continues", stage.continues)) if value}
+    amendments = amendments_of(paths.sibling(recipe.stage_trained(paths.name)))
+    if amendments:
+        more["amended"] = [each["identity"] for each in amendments]
     return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)
 
 

@@ -15,7 +15,8 @@ from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import config_text, read_config, resolve_stage, rows_of_manifest
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
-from scripts.records import CheckpointRecord, ExportRecord, Facts, read_if_there, read_record
+from scripts.records import Amendment, CheckpointRecord, ExportRecord, Facts, read_if_there, read_record
+from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.rundir import finish_removals
@@ -136,6 +137,16 @@ class Stage:
     @cached_property
     def facts(self) -> Facts:
         """Return the hashes of everything that may change weights; manifest and parent's export must exist."""
+        return amended(self.own_facts, self.amendment)
+
+    @cached_property
+    def amendment(self) -> Amendment | None:
+        """Return the amendment by which the stage goes on from another training; None without one for its facts."""
+        return amendment_for(self.trained_paths, self.own_facts)
+
+    @cached_property
+    def own_facts(self) -> Facts:
+        """Return the facts without an amendment."""
         roles = {role: paths.export_record for role, paths in self.roles.items()}
         manifest = self.manifest if self.blend else None
         facts = stage_facts(self.config, manifest, self.parent_export_record, roles, self.continued)
@@ -184,6 +195,8 @@ class Stage:
             if not is_readable_alone:
                 remove_leftovers(folder)
                 finish_removals(folder)
+                if self.amendment:
+                    link_start(root, self.trained_paths, folder, self.amendment)
             link_to(self.paths.directory / "run", folder)
             yield folder
 

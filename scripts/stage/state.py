@@ -15,11 +15,11 @@ from scripts.model.model_source import is_made_anew
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_values
-from scripts.recipe.yaml_file import leaves
 from scripts.records import CheckpointRecord, Choice, ExportRecord, RunIdentity, read_if_there, read_record
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
+from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_stage, of_blend, told
 from scripts.stage.owner import describe, is_alive, read_owner
@@ -33,13 +33,6 @@ from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in, words_of_selected
 from scripts.stage.store import identity_in
 
-FACTS = {
-    "train_split": "training split",
-    "validation_split": "validation split",
-    "parent_export": "parent",
-    "continues": "checkpoint to continue",
-    "sampled": "generation_config.json of the start, which no longer counts",
-}
 MB_PER_SECOND = 100
 """A store's rate, assumed for the minutes to fetch a training: a common share of a node's network."""
 
@@ -52,8 +45,9 @@ class StageState:
     (only to be published), unfinished (begun), stale (published or begun before a change of settings, data or parent),
     damaged (a record is) or new. `planned` is None while the rows are unknown. `run` trains the stage's identity, up to
     step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
-    `changed` lists differences from the training in ``<stage>/run``; with `trains_other` the process at work trains
-    another identity; with `is_fetched` step `start` is in the remote store alone.
+    `changed` lists differences from the training in ``<stage>/run``, whose step `amendable` an amendment would go on
+    from (0: none). With `trains_other` the process at work trains another identity; with `is_fetched` step `start` is
+    in the remote store alone.
     """
 
     stage: str
@@ -69,6 +63,7 @@ class StageState:
     note: str = ""
     trains_other: bool = False
     is_fetched: bool = False
+    amendable: int = 0
 
     @property
     def last(self) -> int | None:
@@ -205,7 +200,12 @@ def _state_of(
         stands = "trained" if state.is_trained else "unfinished"
     else:
         stands = "stale" if record or is_changed else "new"
-    return replace(state, state=stands, note=note, changed=_changes(stage) if is_changed else ())
+    changed = _changes(stage) if is_changed else ()
+    if stands == "stale" and is_changed and planned is not None:
+        step, words = _amendable(stage, planned)
+        state = replace(state, amendable=step)
+        note = ", ".join(filter(None, (words, note)))
+    return replace(state, state=stands, note=note, changed=changed)
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
@@ -222,7 +222,8 @@ def _steps(run: Path, planned: int | None, stage: Stage) -> dict[str, Any]:
     """Return the newest step, at least the step begun at, and the last step where it comes before the planned step."""
     if planned is None:
         return {}
-    start = max(newest_step(run), stage.begun)
+    amended_at = stage.amendment["step"] if stage.amendment else 0
+    start = max(newest_step(run), stage.begun, amended_at)
     ending = ending_in(run, stage.config.stopping, planned, start)
     if ending is not None and ending.last < planned:
         return {"start": start, "end": ending.last, "skipped": f"stopped at step {ending.last} of {planned}"}
@@ -249,11 +250,22 @@ def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
 def _changes(stage: Stage) -> tuple[str, ...]:
     run = stage.paths.run
     trained = read_record(run / "identity.json", RunIdentity)
-    changed = [words for fact, words in FACTS.items() if trained.get(fact) != stage.facts.get(fact)]
-    before, now = trained.get("roles", {}), stage.facts.get("roles", {})
-    changed += [role for role in sorted(before.keys() | now.keys()) if before.get(role) != now.get(role)]
+    changed = changed_facts(trained, stage.facts)
     if trained["config"] != stage.facts["config"]:
-        before, now = dict(leaves(read_values(run / "config.yaml"))), dict(leaves(stage.config.values()))
-        keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        changed += [f"{key} {before.get(key)} -> {now.get(key)}" for key in keys]
+        settings = changed_settings(read_values(run / "config.yaml"), stage.config.values())
+        changed += [f"{key} {before} -> {now}" for key, (before, now) in settings.items()]
     return tuple(changed)
+
+
+def _amendable(stage: Stage, planned: int) -> tuple[int, str]:
+    """Return the step that an amendment would go on from, and the command in words; 0 where there is none."""
+    run = stage.paths.run
+    start = start_in(run, planned)
+    difference = difference_of(run, stage.own_facts, stage.config)
+    if start is None or difference is None or not difference.is_amendable:
+        return 0, ""
+    names = " and ".join(difference.environments)
+    return start.step, (
+        f"step {start.step} was reached before {names} changed: "
+        f'`stagecoach amend {stage.trained_paths.name} --because "..."` goes on from there'
+    )

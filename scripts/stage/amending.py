@@ -1,0 +1,133 @@
+"""Amend a stage: let it go on from a training that differs in the files of environments alone; or undo that."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from scripts.credentials import credential_in
+from scripts.errors import UserError
+from scripts.files import write_json
+from scripts.records import Amendment
+from scripts.stage.amendment import Difference, amended, amendments_of, difference_of, start_in
+from scripts.stage.owner import hold
+from scripts.stage.paths import STORE, owner_of
+from scripts.stage.rundir import ELSEWHERE, Checkpoint, damage_of, newest_step
+from scripts.stage.stage import Stage
+from scripts.stage.store import check_owners, identity_in, identity_of
+
+
+@dataclass(frozen=True)
+class Start:
+    """A training to go on from, its newest checkpoint, and how it differs from the stage of today."""
+
+    run: Path
+    checkpoint: Checkpoint
+    difference: Difference
+
+
+def amend(stage: Stage, because: str, group: str | None = None) -> Amendment:
+    """Let a stage go on from the newest checkpoint of its earlier training, and return the amendment.
+
+    A second call changes nothing, and finishes what a kill of the first left. `group` is the site's, whose members'
+    files are trusted. UserError where nothing may be gone on from, or a process trains there.
+    """
+    reason = " ".join(because.split())
+    if not reason:
+        raise UserError("--because: give the reason in words; it stands in the checkpoint's record and the model card")
+    if found := credential_in(reason):
+        raise UserError(f"--because: holds a credential ({found}), and it stands in records; leave it out")
+    known = stage.amendment
+    if known is None:
+        known = _note(stage, reason, group)
+    with replace(stage).opened():
+        return known
+
+
+def undo(stage: Stage) -> Amendment:
+    """Remove the amendment that is for a stage's facts of today, and return it; its training stays in the store."""
+    found = stage.amendment
+    if found is None:
+        raise UserError(f"{stage.name}: is not amended as it is now")
+    left = [each for each in amendments_of(stage.paths) if each != found]
+    if left:
+        write_json(stage.paths.amended, {"amendments": left})
+    else:
+        stage.paths.amended.unlink()
+    return found
+
+
+def _note(stage: Stage, because: str, group: str | None) -> Amendment:
+    """Find the training to go on from, check it, and list its amendment."""
+    start = _start_of(stage)
+    run, step = start.run, start.checkpoint.step
+    is_writable = os.access(run, os.W_OK)
+    with hold(owner_of(run)) if is_writable else nullcontext():
+        check_owners(run, group)
+        if (start.checkpoint.path / ELSEWHERE).exists():
+            raise UserError(
+                f"{start.checkpoint.path}: its files are in the remote store alone; stagecoach store fetch {stage.name}"
+            )
+        if damage := damage_of(start.checkpoint.path):
+            raise UserError(f"{start.checkpoint.path}: {damage}; delete it, and amend from the checkpoint before it")
+        origin = {"from": identity_in(run), "step": step}
+        amendment: Amendment = {
+            "for": identity_of(stage.own_facts),
+            **origin,
+            "planned": stage.planned,
+            "identity": identity_of(amended(stage.own_facts, origin)),
+            "because": because,
+            "changed": [*start.difference.environments],
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        write_json(stage.paths.amended, {"amendments": [*amendments_of(stage.paths), amendment]})
+    return amendment
+
+
+def _start_of(stage: Stage) -> Start:
+    """Return the training to go on from: the stage's last one, else the one of the store with most steps."""
+    name, last = stage.name, stage.paths.run
+    own = newest_step(stage.training)
+    refused = ""
+    if last != stage.training:
+        found = _start_in(last, stage)
+        if isinstance(found, Start) and found.checkpoint.step > own:
+            return found
+        refused = found if isinstance(found, str) else ""
+    others = [found for run in _trainings(stage) if isinstance(found := _start_in(run, stage), Start)]
+    best = max(others, key=lambda each: each.checkpoint.step, default=None)
+    if best is not None and best.checkpoint.step > own:
+        return best
+    if refused:
+        raise UserError(f"{name}: {refused}")
+    at = f"its own training is at step {own}" if own else "no training differs from it in environments' files alone"
+    raise UserError(f"{name}: there is nothing to amend: {at}")
+
+
+def _start_in(run: Path, stage: Stage) -> Start | str:
+    """Return the training in a folder as one to go on from, or why it is none."""
+    difference = difference_of(run, stage.own_facts, stage.config)
+    if difference is None:
+        return ""
+    if difference.others:
+        return (
+            f"differs from the training in {run} in more than the files of environments, and only these may be "
+            f"amended: {', '.join(difference.others)}"
+        )
+    if not difference.environments:
+        return ""
+    start = start_in(run, stage.planned)
+    if start is None:
+        step = newest_step(run)
+        done = f"has reached step {step} of {stage.planned}, so no step is left" if step else "has no checkpoint"
+        return f"the training in {run} {done}; the stage trains from the start"
+    return Start(run, start, difference)
+
+
+def _trainings(stage: Stage) -> Iterator[Path]:
+    """Yield the folders of the store but for the stage's own."""
+    for record in sorted(((stage.root or stage.results) / STORE).glob("[!.]*/identity.json")):
+        if record.parent != stage.training:
+            yield record.parent

@@ -1,0 +1,191 @@
+"""Amendments: a training that goes on from another's checkpoint after an environment's file was corrected.
+
+``<stage>/amended.json`` lists them. An amendment is for one set of facts. While the stage has these facts, the fact
+`amended` (the training that it goes on from, and the step) is among them, so the stage has another identity than a
+training that had the corrected file from its first step.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scripts.errors import UserError
+from scripts.files import (
+    canonical_json,
+    copy_file,
+    filled_by_program,
+    link_or_copy,
+    replace_directory,
+    sha256_text,
+    write_text,
+)
+from scripts.recipe.resolve import read_values
+from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.yaml_file import leaves
+from scripts.records import Amendment, Amendments, Facts, RunIdentity, read_if_there, read_lines
+from scripts.stage.attempts import carry_attempts
+from scripts.stage.paths import StagePaths
+from scripts.stage.progress import REACH, Step, forget_beyond
+from scripts.stage.rundir import ELSEWHERE, Checkpoint, checkpoints, damage_of, newest_step
+from scripts.stage.store import folder_of, identity_of
+
+FACTS = {
+    "train_split": "training split",
+    "validation_split": "validation split",
+    "parent_export": "parent",
+    "continues": "checkpoint to continue",
+    "sampled": "generation_config.json of the start, which no longer counts",
+    "amended": "amendment",
+}
+"""The facts of an identity, but for roles and config, in words."""
+ENVIRONMENTS = "environments"
+"""The key of a config with the hashes of the user's environments: all that an amendment may change."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How a stage's facts of today differ from those of a training.
+
+    `environments` are the keys of environments' files that changed, which an amendment may change; `others` describes
+    everything else.
+    """
+
+    environments: tuple[str, ...]
+    others: tuple[str, ...]
+
+    @property
+    def is_amendable(self) -> bool:
+        """Whether the files of environments differ, and nothing else does."""
+        return bool(self.environments) and not self.others
+
+
+def changed_facts(trained: RunIdentity, facts: Facts) -> list[str]:
+    """Return in words the facts that differ from a training's, but for the config."""
+    changed = [words for fact, words in FACTS.items() if trained.get(fact) != facts.get(fact)]
+    before, now = trained.get("roles", {}), facts.get("roles", {})
+    return changed + [role for role in sorted(before.keys() | now.keys()) if before.get(role) != now.get(role)]
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ between two configs by dotted key, each with both values."""
+    old, new = dict(leaves(dict(before))), dict(leaves(dict(now)))
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return {key: (old.get(key), new.get(key)) for key in keys}
+
+
+def difference_of(run: Path, facts: Facts, config: TrainingConfig) -> Difference | None:
+    """Return how a stage's facts (without an amendment) differ from the training in a folder; None without one.
+
+    What the training itself was amended from is no difference.
+    """
+    trained = read_if_there(run / "identity.json", RunIdentity)
+    if trained is None:
+        return None
+    words = [each for each in changed_facts(trained, facts) if each != FACTS["amended"]]
+    if trained["config"] == facts["config"]:
+        return Difference((), tuple(words))
+    before, now = read_values(run / "config.yaml"), config.values()
+    if sha256_text(canonical_json(before)) != trained["config"]:
+        return Difference((), (*words, f"{run / 'config.yaml'}, which is not the config that was trained"))
+    changed = changed_settings(before, now)
+    known = before.get(ENVIRONMENTS, {}).keys() & now.get(ENVIRONMENTS, {}).keys()
+    amendable = {f"{ENVIRONMENTS}.{name}" for name in known}
+    return Difference(
+        tuple(key for key in changed if key in amendable),
+        (*words, *(f"{key} {old} -> {new}" for key, (old, new) in changed.items() if key not in amendable)),
+    )
+
+
+def amendments_of(paths: StagePaths) -> list[Amendment]:
+    """Return the amendments of a stage, oldest first, whether or not they are for its facts of today."""
+    return (read_if_there(paths.amended, Amendments) or {"amendments": []})["amendments"]
+
+
+def amendment_for(paths: StagePaths, facts: Facts) -> Amendment | None:
+    """Return the amendment that is for a stage's facts (without an amendment); None without one."""
+    identity = identity_of(facts)
+    return next((each for each in amendments_of(paths) if each["for"] == identity), None)
+
+
+def amended(facts: Facts, amendment: Amendment | None) -> Facts:
+    """Return the facts with an amendment's."""
+    if amendment is None:
+        return facts
+    return {**facts, "amended": {"from": amendment["from"], "step": amendment["step"]}}
+
+
+def chain_of(paths: StagePaths, identity: str) -> list[Amendment]:
+    """Return the amendments behind an amended identity, oldest first; none for another identity."""
+    by_identity = {each["identity"]: each for each in amendments_of(paths)}
+    chain: list[Amendment] = []
+    while (found := by_identity.pop(identity, None)) is not None:
+        chain.insert(0, found)
+        identity = found["from"]
+    return chain
+
+
+def words_of_amendments(record: Mapping[str, Any]) -> list[str]:
+    """Return each amendment of a checkpoint's record in words, oldest first."""
+    return [
+        f"at step {each['step']} of {each['planned']}: {', '.join(each['changed'])} changed, because {each['because']}"
+        for each in record.get("amended", ())
+    ]
+
+
+def start_in(run: Path, planned: int) -> Checkpoint | None:
+    """Return the newest checkpoint of a training before the planned step, its content unchecked; None without one.
+
+    A training that reached the planned step has no step left that an amendment could change.
+    """
+    found = checkpoints(run)
+    if not found or found[-1].step >= planned:
+        return None
+    return found[-1]
+
+
+def link_start(root: Path, paths: StagePaths, run: Path, amendment: Amendment) -> None:
+    """Let an amended training's folder hold the checkpoints, logs and attempts that it goes on from.
+
+    The caller holds the folder. Nothing is done where it is at the step already. Files are hard links where the file
+    system allows, each checkpoint appears by one rename, and the step to go on from comes last. UserError where that
+    step is gone or damaged.
+    """
+    step = amendment["step"]
+    if newest_step(run) >= step:
+        return
+    source = folder_of(root, paths, amendment["from"])
+    found = [each for each in checkpoints(source) if each.step <= step and not (each.path / ELSEWHERE).exists()]
+    damage = damage_of(found[-1].path) if found and found[-1].step == step else "is not there"
+    if damage:
+        raise UserError(
+            f"{source / 'checkpoints' / f'step_{step}'}: {damage}, and {paths.name} was amended to go on from it; "
+            f"stagecoach amend {paths.name} --undo trains from the start"
+        )
+    _take_logs(source, run, step)
+    for checkpoint in found:
+        target = run / "checkpoints" / checkpoint.path.name
+        if not target.exists():
+            _link_checkpoint(checkpoint.path, target)
+
+
+def _link_checkpoint(source: Path, target: Path) -> None:
+    with replace_directory(target) as fresh:
+        for path in sorted(source.rglob("*")):
+            place = fresh / path.relative_to(source)
+            if path.is_dir():
+                place.mkdir()
+            else:
+                link_or_copy(path, place)
+
+
+def _take_logs(source: Path, run: Path, step: int) -> None:
+    """Copy what a training logged up to a step, and its attempts, which no longer speak of nodes."""
+    logged = [each for each in read_lines(source / "metrics.jsonl", Step) if each["step"] <= step]
+    write_text(run / "metrics.jsonl", "".join(f"{json.dumps(each)}\n" for each in logged))
+    if (source / REACH).exists():
+        with filled_by_program(run / REACH) as fresh:
+            copy_file(source / REACH, fresh)
+        forget_beyond(run, step)
+    carry_attempts(source, run, step)
