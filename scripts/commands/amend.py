@@ -21,6 +21,8 @@ def run(arguments: argparse.Namespace) -> None:
     state = project.states()[name]
     if state.identity is None or state.planned is None:
         raise UserError(f"{name}: cannot be amended yet: {state.note or 'its data come first'}")
+    if state.state == "training":
+        raise UserError(f"{name}: {state.note} is at work; wait for it or stop it, then amend")
     if arguments.undo:
         undone = undo(stage)
         print(f"{name}: amendment undone; {undone['identity']} stays in the store")

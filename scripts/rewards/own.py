@@ -27,7 +27,7 @@ from typing import Any
 from scripts.errors import UserError
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.spec import EnvironmentSpec
-from scripts.rewards.verdict import VerifierError
+from scripts.rewards.verdict import EnvironmentFault, NoReward
 from scripts.rows.messages import Row, shown_question
 
 FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags", "metrics")
@@ -89,7 +89,10 @@ class OwnEnvironment:
         self.environment_factory = self._factory_of(kind) if kind else None
 
     def verify(self, row: Row, response: str) -> float:
-        """Score one response from 0 to 1; without an episode, ``get_reward()`` scores a rollout without a deed."""
+        """Score one response from 0 to 1; without an episode, ``get_reward()`` scores a rollout without a deed.
+
+        EnvironmentFault where the code fails; NoReward where it returns None or anything but a number from 0 to 1.
+        """
         if self.reads_response:
             name, value = "verify", self._call("verify", row, response)
         else:
@@ -98,20 +101,25 @@ class OwnEnvironment:
             else:
                 episode = self.environment_factory()
                 episode.reset(json.dumps(row))
-            name, value = "get_reward", episode._reward()
+            name = "get_reward"
+            try:
+                value = episode._reward()
+            except UserError as error:
+                raise EnvironmentFault(str(error)) from error
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
-            raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row)
+            raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row, NoReward)
         return value
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """Return the rewards of one prompt's rollouts, in order."""
         values = self._call("compare", row, list(responses))
         if isinstance(values, str) or not hasattr(values, "__iter__"):
-            raise self._fault("compare", f"returned {values!r} instead of a list of rewards", row)
+            raise self._fault("compare", f"returned {values!r} instead of a list of rewards", row, NoReward)
         values = [self._number("compare", value, row) for value in values]
         if len(values) != len(responses):
-            raise self._fault("compare", f"returned {len(values)} rewards for {len(responses)} responses", row)
+            says = f"returned {len(values)} rewards for {len(responses)} responses"
+            raise self._fault("compare", says, row, NoReward)
         return values
 
     def tags(self, row: Row) -> list[str]:
@@ -196,7 +204,7 @@ class OwnEnvironment:
         try:
             return self._functions[name](row, *arguments)
         except (Exception, SystemExit) as error:
-            raise self._fault(name, error, row, VerifierError) from error
+            raise self._fault(name, error, row, EnvironmentFault) from error
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
@@ -206,7 +214,7 @@ class OwnEnvironment:
 
     def _number(self, name: str, value: Any, row: Row) -> float:
         if not isinstance(value, Real) or not isfinite(value):
-            raise self._fault(name, f"returned {value!r}, which is no finite number", row)
+            raise self._fault(name, f"returned {value!r}, which is no finite number", row, NoReward)
         return float(value)
 
     def _refusal(self, says: str) -> UserError:

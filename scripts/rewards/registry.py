@@ -18,7 +18,7 @@ from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.sandbox import cores
 from scripts.rewards.spec import EnvironmentSpec
-from scripts.rewards.verdict import HARMLESS, NotJudged, Unjudged, VerifierError, described
+from scripts.rewards.verdict import HARMLESS, EnvironmentFault, NoReward, NotJudged, Unjudged, VerifierError, described
 from scripts.rows.kinds import contract_of
 from scripts.rows.messages import Row, shown_question
 from scripts.rows.request import PromptRow
@@ -93,7 +93,8 @@ def score(row: Row, response: str, told: Told = None) -> float:
     """Score one held-out response from 0 to 1; Unjudged where the response breaks the verifier.
 
     The verifier gets the answer without the model's thoughts, which `told` marks; UnfinishedThoughts where they do not
-    end. UserError where the row or the environment's code is to blame.
+    end. UserError where the row is to blame. A user's environment whose code fails on the row gives an Unjudged with
+    that `fault`.
     """
     spec = spec_of(row)
     answer = answer_of(response, told) if spec.reads_response else response
@@ -112,22 +113,42 @@ def scores(answered: list[tuple[Row, str]], places: Sequence[str] = (), told: To
 
 
 def reward_groups(
-    groups: list[tuple[Row, list[str]]], places: Sequence[str] = (), compares: bool = True, told: Told = None
+    groups: list[tuple[Row, list[str]]],
+    places: Sequence[str] = (),
+    compares: bool = True,
+    told: Told = None,
+    is_trial: bool = False,
 ) -> list[list[float]]:
     """Return the rewards of a step's groups in order; calls to processes and servers run at once.
 
     `places` locates the rows for the message of a UserError. With `compares`, an environment may reward a group's
     responses together. `told` marks the model's thoughts, which no environment gets. CutOffError (GymUnavailable) when
-    a server is silent.
+    a server is silent. UserError where a user's environment judges none of the responses; in a trial (`is_trial`) where
+    it fails on a row or returns no reward for one response.
     """
-    begun, rewards = [], []
+    begun: list[Iterable[float]] = []
+    rewards: list[list[float]] = []
     for place, (row, responses) in enumerate(groups):
         with naming_row(places, place):
             begun.append(_begin(row, responses, compares, told))
     for place, pending in enumerate(begun):
         with naming_row(places, place):
             rewards.append(list(pending))
+    _refuse_faults(rewards, places, is_trial)
     return rewards
+
+
+def _refuse_faults(rewards: list[list[float]], places: Sequence[str], is_trial: bool) -> None:
+    """Raise the first fault of a user's environment where no response was judged, or in a trial wherever one is."""
+    judged = [value for group in rewards for value in group if not isinstance(value, Unjudged)]
+    if judged and not is_trial:
+        return
+    for place, group in enumerate(rewards):
+        for value in group:
+            fault = value.fault if isinstance(value, Unjudged) else None
+            if fault is not None:
+                with naming_row(places, place):
+                    raise fault
 
 
 def _begin(row: Row, responses: list[str], compares: bool, told: Told) -> Iterable[float]:
@@ -185,16 +206,20 @@ def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> 
     """Return the reward of a response that broke the verifier.
 
     `judge_harmless` calls the verifier with a harmless response; a failure there is no fault of the first response, and
-    raises UserError.
+    raises UserError, or is the reward's `fault` where the code is a user's.
     """
     if isinstance(error, NotJudged):
         return Unjudged(str(error))
     if isinstance(error, UserError) and not isinstance(error, VerifierError):
         raise error
+    if isinstance(error, NoReward):
+        return Unjudged(str(error), error)
     try:
         judge_harmless()
     except NotJudged:
         pass
+    except EnvironmentFault as fault:
+        return Unjudged(described(error), fault)
     except UserError:
         raise
     except Exception as as_well:

@@ -17,15 +17,28 @@ class VerifierError(UserError):
     """A verifier failed: by its row, its code, or an unforeseen response."""
 
 
+class EnvironmentFault(VerifierError):
+    """The code of a user's environment failed, or returned no reward."""
+
+
+class NoReward(EnvironmentFault):
+    """The code of a user's environment returned something else than a reward, such as None."""
+
+
 class Unjudged(float):
-    """The reward of a response that could not be judged: 0, with the reason in `why`."""
+    """The reward of a response that could not be judged: 0, with the reason in `why`.
+
+    `fault` is there where a user's environment judges no harmless response to the row either, or returned no reward.
+    """
 
     why: str
+    fault: EnvironmentFault | None
 
-    def __new__(cls, why: str) -> "Unjudged":
+    def __new__(cls, why: str, fault: EnvironmentFault | None = None) -> "Unjudged":
         """Make a zero with a reason of one short line."""
         reward = super().__new__(cls, 0.0)
         printable = why.encode("utf-8", "backslashreplace").decode()
+        reward.fault = fault
         reward.why = shortened(" ".join(printable.split()), SHOWN)
         return reward
 

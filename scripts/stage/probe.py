@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from scripts.errors import UserError, warn
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.episode import TooLate, time_limit
-from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, score
+from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, scores
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS
 from scripts.rows.jsonl import environment_of, key_of, read_rows
@@ -108,7 +108,7 @@ def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> dict[str, f
     seconds = None if SPECS[name].waits else SECONDS * max(1, len(answers))
     try:
         with time_limit(seconds):
-            (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place])
+            (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place], is_trial=True)
     except TooLate:
         raise UserError(f"{sampled.place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
     return dict(zip(answers, rewards, strict=True))
@@ -134,6 +134,6 @@ def _begin(spec: EnvironmentSpec, rows: list[SampledRow]) -> None:
         try:
             spec.environment_factory().reset(json.dumps(sampled.row))
             if not spec.reads_response:
-                score(sampled.row, "")
+                scores([(sampled.row, "")])
         except UserError as error:
             raise UserError(f"{sampled.place}: {error}") from None

@@ -1,6 +1,5 @@
 """A stage goes on from its newest checkpoint after an environment's file was corrected, and tells so."""
 
-import os
 import shutil
 import signal
 from dataclasses import replace
@@ -109,7 +108,7 @@ def test_a_training_that_differs_in_an_environments_file_is_gone_on_from(stage):
     assert amended.paths.run == folder and [each.step for each in checkpoints(folder)] == [2, 4, 6, 8]
     assert newest_checkpoint(folder).step == 8
     linked, of_before = (checkpoint(run, 8) / "model.safetensors" for run in (folder, before))
-    assert os.path.samefile(linked, of_before)
+    assert linked.samefile(of_before)
     assert [it["step"] for it in read_log(folder / "metrics.jsonl")] == [*range(1, 9)]
     assert [(it["from"], it["to"], it["outcome"]) for it in read_attempts(folder)] == [(0, 8, "amended")]
     assert noted_reach(folder, 8) == Reach(12)
@@ -217,7 +216,7 @@ def test_rows_may_not_be_amended(stage, split):
 def test_a_config_that_is_not_what_was_trained_is_refused(stage):
     config = stage.paths.run / "config.yaml"
     config.write_text(config.read_text().replace("max_num_steps: 12", "max_num_steps: 11"))
-    with pytest.raises(UserError, match="config.yaml, which is not the config that was trained"):
+    with pytest.raises(UserError, match=r"config\.yaml, which is not the config that was trained"):
         amend(stage, BECAUSE)
 
 
@@ -241,13 +240,13 @@ def test_nothing_is_amended_where_nothing_differs_or_nothing_was_trained():
 
 @pytest.mark.parametrize("because", ["", " \n", "the key hf_" + "a" * 34])
 def test_the_reason_is_words_without_a_credential(stage, because):
-    with pytest.raises(UserError, match="^--because: "):
+    with pytest.raises(UserError, match=r"^--because: "):
         amend(stage, because)
 
 
 def test_a_damaged_checkpoint_is_not_gone_on_from(stage):
     (checkpoint(stage.paths.run, 8) / "model.safetensors").write_bytes(b"WEIGHTS of step 8")
-    with pytest.raises(UserError, match="step_8: model.safetensors has the right size but other content"):
+    with pytest.raises(UserError, match=r"step_8: model\.safetensors has the right size but other content"):
         amend(stage, BECAUSE)
     assert not stage.paths.amended.exists()
 

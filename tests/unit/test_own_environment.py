@@ -163,6 +163,38 @@ def test_a_response_that_verify_was_not_made_for_is_worth_nothing_and_says_why(o
     assert all("ZeroDivisionError" in reward.why for reward in reward_groups([(row(3, "mine"), ["a", ""])])[0])
 
 
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("return None if response == 'b' else 1.0", "returned None, which is no finite number"),
+        ("return float('nan') if response == 'b' else 1.0", "returned nan"),
+        ("return '1' if response == 'b' else 1.0", "returned '1'"),
+        ("return 1.5 if response == 'b' else 1.0", "returned 1.5, which is not from 0 to 1"),
+        ("return 1.0 if response == 'a' else int('x')", "raised at .*mine.py:2: ValueError"),
+    ],
+)
+def test_a_response_without_a_reward_earns_nothing_as_long_as_others_are_judged(own, body, why):
+    own(f"def verify(row, response):\n    {body}\n")
+    mine = row(3, "mine")
+    judged, unjudged = reward_groups([(mine, ["a", "b"])])[0]
+    assert (judged, unjudged) == (1.0, 0.0) and re.search(f"mine.py .*{why}|mine.py {why}", unjudged.why)
+    assert [group[0] for group in reward_groups([(mine, ["b"]), (mine, ["a"])], ["rows:1", "rows:2"])] == [0.0, 1.0]
+    for groups in ([(mine, ["b", "b"])], [(mine, ["b"]), (mine, ["b"])]):
+        with pytest.raises(UserError, match=rf"^rows:1: environment mine: verify of .*{why}"):
+            reward_groups(groups, ["rows:1", "rows:2"])
+    with pytest.raises(UserError, match=rf"^rows:1: environment mine: verify of .*{why}"):
+        reward_groups([(mine, ["a", "b"])], ["rows:1"], is_trial=True)
+
+
+def test_an_own_reward_that_fails_is_no_fault_of_other_rows(own):
+    own("def verify(row, response): return 1 / row['words']\n")
+    rewards = reward_groups([(row(0, "mine"), ["a", "b"]), (row(1, "mine"), ["a", "b"])])
+    assert rewards == [[0.0, 0.0], [1.0, 1.0]] and "ZeroDivisionError" in rewards[0][1].why
+    own(f"{VERIFY}def compare(row, responses): return [None] * len(responses) if row['words'] else [1.0, 0.5]\n")
+    rewards = reward_groups([(row(0, "mine"), ["a", "b"]), (row(1, "mine"), ["a", "b"])])
+    assert rewards == [[1.0, 0.5], [0.0, 0.0]] and "returned None" in rewards[1][0].why
+
+
 def test_compare_rewards_a_group_together_and_stands_in_for_verify(own):
     verify = VERIFY.replace("1.0", "True")
     own(f"{verify}def compare(row, responses): return [len(text) for text in responses]\n")
