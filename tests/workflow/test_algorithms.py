@@ -47,7 +47,7 @@ RANKED = {
 }
 
 
-def lengths(groups, places=()):
+def lengths(groups, places=(), told=None):
     """Rewards that differ even where nothing was learnt."""
     return [[float(len(response)) for response in responses] for _, responses in groups]
 
