@@ -32,9 +32,9 @@ def is_read(program: str, export: str) -> bool:
     if program == "transformers 4":
         return OF_5 not in export
     if program == "vLLM":  # an engine takes half a minute to start
-        return kind == "fresh" or (kind == "trained" and OF_4 in export)
-    if program == "llama.cpp":  # which reads no head of one label, and no tokenizer without merges
-        return kind not in ("reward model", "fresh", "fresh with tools")
+        return kind == "trained" and OF_4 in export
+    if program == "llama.cpp":  # which reads no head of one label
+        return kind != "reward model"
     return True
 
 

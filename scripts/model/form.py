@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import read_json, write_json
-from scripts.model.hugging_face import config_of
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+GENERATION = "generation_config.json"
 TOKENIZER, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 OF_A_HEAD = ("architectures", "id2label", "label2id", "num_labels", "problem_type", "pad_token_id")
 """The keys of config.json that a reward model has of its own."""
@@ -49,23 +48,3 @@ def config_with_head(parent: dict[str, Any], saved: dict[str, Any]) -> dict[str,
 def key_of_type(config: dict[str, Any]) -> str:
     """Return the key that names the type of the weights in a config's form."""
     return "torch_dtype" if "torch_dtype" in config else "dtype"
-
-
-def settle_form(folder: Path) -> None:
-    """Let transformers 4, too, read what transformers 5 saved of a model that was made here, and so came in no form."""
-    config, tokenizer = config_of(folder), folder / TOKENIZER
-    for part in (config, config.get("text_config") or {}):
-        angles = part.get("rope_parameters") or {}
-        if angles.get("rope_type") == "default":
-            part.setdefault("rope_theta", angles["rope_theta"])
-    if config != config_of(folder):
-        write_json(folder / CONFIG, config)
-    if not tokenizer.exists():
-        return
-    settings = read_json(tokenizer)
-    if settings.get("tokenizer_class") == "TokenizersBackend":
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        settings.pop("backend", None)
-        if "extra_special_tokens" in settings:
-            settings["additional_special_tokens"] = settings.pop("extra_special_tokens")
-        write_json(tokenizer, settings)

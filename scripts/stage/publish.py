@@ -18,7 +18,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
-from scripts.model.form import config_with_head, key_of_type, settle_form
+from scripts.model.form import config_with_head, key_of_type
 from scripts.model.hugging_face import INDEX, config_of, has_reward_head, model_files
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
 from scripts.rows.chat_format import write_template
@@ -50,7 +50,6 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     """Make `hf` hold ``record.json`` and ``model``, a link to the exported model.
 
     Every file but the weights comes from the model `like` where one is given, with `chat_template` in place of its own.
-    Without one, the model was made here, and its files get a form that most programs read.
     UserError where a file's size or hash differs from the checkpoint's record.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
@@ -67,9 +66,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
                 raise UserError(damaged(weights / name, ckpt / "record.json"))
         if like is not None:
             take_settings(like, fresh, chat_template)
-        else:
-            settle_form(fresh)
-        files = describe_files(fresh, weights_among(files))
+            files = describe_files(fresh, weights_among(files))
         settle_export(fresh, exports, files)
     publish_export(record, files, hf, exports)
 

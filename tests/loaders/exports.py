@@ -1,4 +1,4 @@
-"""Exports as the product makes them, of small models with random weights: pretrained, trained, merged, scored, fresh."""
+"""Exports as the product makes them, of small models with random weights: pretrained, trained, merged, scored."""
 
 from pathlib import Path
 from typing import Any
@@ -87,21 +87,9 @@ def export_scoring(parent: Path, place: Path) -> Path:
     return export_trained(model, tokenizer, place, like=parent)
 
 
-def export_fresh(place: Path, **shape: Any) -> Path:
-    """The export of a stage of a recipe without a pretrained model (RandomModel), of the tiny recipe's shape."""
-    from scripts.model.loading import make_model
-    from scripts.model.processor import make_processor
-    from scripts.recipe.model import RandomModel
-
-    settings = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    random = RandomModel(**settings, num_key_value_heads=1, rope_theta=321.0, initializer_range=0.2, **shape)
-    processor = make_processor(random)
-    return export_trained(make_model(random, processor, 256, 3), processor, place, like=None)
-
-
 def make_exports(parents: dict[str, Path], place: Path) -> dict[str, Path]:
-    """All exports, by name: of each parent five kinds, and a fresh model's."""
-    exports = {"fresh": export_fresh(place / "fresh"), "fresh with tools": export_fresh(place / "tools", tools=True)}
+    """All exports, by name: of each parent up to four kinds."""
+    exports = {}
     for name, parent in parents.items():
         own = export_parent(parent, place / name / "pretrained")
         exports[f"{name}, pretrained"] = own

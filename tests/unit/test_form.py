@@ -3,7 +3,7 @@
 import json
 
 from scripts.files import read_json, write_json
-from scripts.model.form import config_with_head, set_generation, set_special_tokens, settle_form
+from scripts.model.form import config_with_head, set_generation, set_special_tokens
 
 OLD = {"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>", "additional_special_tokens": ["<a>"]}
 
@@ -45,22 +45,3 @@ def test_a_reward_models_config_is_its_parents_with_a_head():
         {key: value for key, value in newer.items() if key not in ("id2label", "pad_token_id")}, saved
     )
     assert json.dumps(same) == json.dumps(saved), "the bytes of earlier versions, where nothing else differs"
-
-
-def test_what_transformers_5_saved_of_a_fresh_model_is_read_by_4_as_well(tmp_path):
-    angles = {"rope_type": "default", "rope_theta": 7.0}
-    config = {"rope_parameters": angles, "text_config": {"rope_parameters": angles}}
-    write_json(tmp_path / "config.json", config)
-    new = {"tokenizer_class": "TokenizersBackend", "backend": "tokenizers", "extra_special_tokens": ["<a>"], "x": 1}
-    write_json(tmp_path / "tokenizer_config.json", new)
-    settle_form(tmp_path)
-    assert read_json(tmp_path / "config.json") == {
-        "rope_parameters": angles,
-        "text_config": {"rope_parameters": angles, "rope_theta": 7.0},
-        "rope_theta": 7.0,
-    }
-    wanted = {"tokenizer_class": "PreTrainedTokenizerFast", "additional_special_tokens": ["<a>"], "x": 1}
-    assert read_json(tmp_path / "tokenizer_config.json") == wanted
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    settle_form(tmp_path)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
