@@ -167,11 +167,23 @@ def _undisturbed(trainer: Any) -> Iterator[None]:
     devices = [torch.cuda.current_device()] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), trainer.compute_loss_context_manager():
         model.eval()
+        _keep_packing(model)
         try:
             yield
         finally:
             model.train(was_training)
             trainer._metrics["eval"].clear()
+
+
+def _keep_packing(model: Any) -> None:
+    """Keep weights of 4 bits as they are packed for training.
+
+    A layer of bitsandbytes that is not in training packs its weights for inference on CPUs with AVX-512, for good, and
+    no gradient passes through them afterwards. The layer itself computes the same in training.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.training = True
 
 
 @contextmanager
