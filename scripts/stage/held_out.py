@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import FolderSource
@@ -15,17 +16,19 @@ LARGEST_FILE = 200 << 20
 
 
 def rows_held_out(recipe: Recipe, results: Path) -> dict[str, tuple[int, int]]:
-    """Return the rows to train on and the held-out rows by blend, of those that are known without making data."""
-    to_be_made = data_to_be_made(recipe, results)
+    """Return the rows to train on and the held-out rows by blend, of those that are known without making data.
+
+    Of results with a damaged record of data nothing is known; the stages' states name the damage.
+    """
+    try:
+        made = _splits_made(recipe, results)
+    except UserError:
+        return {}
     found = {}
     for name, blend in recipe.blends.items():
-        manifest = read_if_there(results / "data" / name / "manifest.json", Manifest)
-        if manifest is not None and name not in to_be_made:
-            counts = manifest["train"].get("rows"), manifest["validation"].get("rows")
-        else:
-            counts = _expected(recipe, name, blend)
-        if None not in counts:
-            found[name] = counts
+        trained, held_out = made[name] if name in made else _expected(recipe, name, blend)
+        if trained is not None and held_out is not None:
+            found[name] = trained, held_out
     return found
 
 
@@ -39,6 +42,17 @@ def large_holdouts(recipe: Recipe, results: Path) -> Iterator[str]:
                 f"blend {name}: {trained:,} rows to train on, {held_out:,} held out ({share:.0%}), since "
                 f"blends.{name}.holdout is not set, which holds out 100; set a share, such as holdout: 0.05"
             )
+
+
+def _splits_made(recipe: Recipe, results: Path) -> dict[str, tuple[int | None, int | None]]:
+    """Return the rows to train on and the held-out rows of the blends whose splits stay as they are."""
+    to_be_made = data_to_be_made(recipe, results)
+    found = {}
+    for name in recipe.blends:
+        manifest = read_if_there(results / "data" / name / "manifest.json", Manifest)
+        if manifest is not None and name not in to_be_made:
+            found[name] = manifest["train"].get("rows"), manifest["validation"].get("rows")
+    return found
 
 
 def _expected(recipe: Recipe, name: str, blend: Blend) -> tuple[int | None, int | None]:

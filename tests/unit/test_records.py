@@ -134,6 +134,16 @@ def test_no_damage_of_any_record_ends_a_command_but_by_one_message(finished_chai
                     assert str(finished_chain) in str(error), damage
 
 
+def test_plan_and_status_go_on_whatever_damages_a_manifest(finished_chain):
+    calls = commands(finished_chain, finished_chain)
+    manifests = [each for each in damages(finished_chain, "sft", "sft") if each.file.endswith("manifest.json")]
+    assert {"a dangling link", "binary", "a directory"} <= {damage.kind for damage in manifests}
+    for damage in manifests:
+        with damaged(finished_chain / damage.file, damage.make):
+            calls["plan"]()
+            calls["status"]()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user can be taken on by root alone")
 def test_a_record_that_may_not_be_read_is_told_with_what_to_look_at(finished_chain):
     path = finished_chain / "rlvr1/hf/record.json"
