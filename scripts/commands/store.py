@@ -1,4 +1,4 @@
-"""List, verify, push, fetch and prune trainings of the remote store."""
+"""Make the remote store; list, verify, push, fetch and prune its trainings."""
 
 import argparse
 from collections.abc import Iterator
@@ -81,6 +81,13 @@ def fetch(project: Project, store: RemoteStore, stage: str) -> str:
     return f"{stage}: step {record['step']} is whole in {run}"
 
 
+def begun(store: RemoteStore) -> str:
+    """Make the store that the config names; return what was done."""
+    if not store.begin():
+        return f"{store.url}: is a store already; nothing was changed"
+    return f"{store.url}: made; stages are pushed to it and taken from it from now on"
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Do what is asked; return 1 where a verification finds something."""
     project, names = project_of(arguments), arguments.names
@@ -88,6 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.config}: names no store; add one: store: {{remote: s3://bucket/prefix}}")
     store = RemoteStore.of(project.store)
     match arguments.action:
+        case "init":
+            said = [begun(store)]
         case "list":
             said = listed(project, store)
         case "verify":

@@ -116,6 +116,7 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
 @pytest.mark.slow
 def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_without_training(trained, slurm, tmp_path):
     store = {"remote": str(tmp_path / "remote")}
+    RemoteStore(store["remote"]).begin()
     trained.configure(site="test", store=store)
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/sft/pushed.json")
     pushing = re.search(r"rule push:(?:\n    .+)+", output)[0]

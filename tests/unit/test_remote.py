@@ -91,9 +91,15 @@ def gs():
 def url(request, tmp_path):
     """The URL of an empty remote store."""
     if request.param == "folder":
-        return str(tmp_path / "remote")
+        return new_store(str(tmp_path / "remote")).url
     request.getfixturevalue(request.param)
-    return f"{request.param}://bucket/{tmp_path.name}"
+    return new_store(f"{request.param}://bucket/{tmp_path.name}").url
+
+
+def new_store(url: str) -> RemoteStore:
+    """Make a remote store, unless there is one."""
+    RemoteStore(url).begin()
+    return RemoteStore(url)
 
 
 @pytest.fixture
@@ -143,7 +149,7 @@ def trained_and_pushed(train, url: str, weights: bool = True) -> str:
     stage = stage_of("a")
     assert train(stage) == (0, [0])
     export(stage)
-    push_published(RemoteStore(url), stage.paths.ckpt, weights)
+    push_published(new_store(url), stage.paths.ckpt, weights)
     identity = stage.identity
     elsewhere()
     return identity
@@ -234,7 +240,7 @@ def test_the_checkpoint_that_a_stage_continues_is_fetched_before_its_nodes_are_a
 
 
 def test_logs_of_the_later_step_replace_those_of_a_folder_that_is_behind(train, tmp_path):
-    store = RemoteStore(str(tmp_path / "remote"))
+    store = new_store(str(tmp_path / "remote"))
     push(store, fill(open_folder(stage_of("a")), 2, 3), "sft")
     elsewhere()
     run = fill(open_folder(stage_of("b")), 2)
@@ -259,7 +265,7 @@ def test_a_checkpoint_is_taken_last_and_at_once_with_the_mark_of_what_it_lacks(t
 
 
 def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_published(train, tmp_path, monkeypatch):
-    store, run = RemoteStore(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
+    store, run = new_store(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
     steps = iter([2, 3])
 
     def saves_another(_: float) -> None:
@@ -469,7 +475,7 @@ def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_g
         Path("other", run.name),
     )
     if way == "push":
-        whole = [sys.executable, "-c", MOVE, f"{url}-whole", run, way]
+        whole = [sys.executable, "-c", MOVE, new_store(f"{url}-whole").url, run, way]
     else:
         push(RemoteStore(url), run, "sft")
         whole = [sys.executable, "-c", MOVE, url, Path("whole", run.name), way]

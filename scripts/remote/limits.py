@@ -1,0 +1,175 @@
+"""Limits of time, pace and memory for a call to a remote store, so that no server can hold a call up.
+
+Clients try again, and again within that: three attempts of five of a request that each may take a minute. The limits
+here hold for a whole call, whatever its client does within it:
+
+- `request` seconds for a question about one file, or for a small file;
+- `listing` seconds for the names in one folder;
+- `window` seconds in which a transfer must move `pace` bytes a second on average;
+- `memory` bytes by which the process may grow during a call.
+"""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a call. Seconds, bytes a second and bytes."""
+
+    request: float = 30.0
+    listing: float = 60.0
+    window: float = 60.0
+    pace: float = 10_000.0
+    memory: int = 1 << 30
+    manifest: int = 64 << 20
+    remembered: float = 20.0
+    """A failure is remembered for so many seconds at least, and for ten times what the failed call took."""
+
+
+LIMITS = Limits()
+TICK = 0.05
+"""Seconds between two looks at a call that is under way."""
+
+
+class LimitError(Exception):
+    """A call went over a limit; the message names the limit."""
+
+
+class Traffic:
+    """The bytes that all transfers of this process have moved, in both directions."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes."""
+        self.moved += count
+
+
+TRAFFIC = Traffic()
+
+
+class CountedSocket(socket.socket):
+    """A socket that counts its bytes: a client itself reports an upload only after parts of many MB."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        """Receive bytes."""
+        data = super().recv(size, flags)
+        TRAFFIC.add(len(data))
+        return data
+
+    def recv_into(self, buffer: Any, size: int = 0, flags: int = 0) -> int:
+        """Receive bytes into a buffer."""
+        count = super().recv_into(buffer, size, flags)
+        TRAFFIC.add(count)
+        return count
+
+    def send(self, data: Any, flags: int = 0) -> int:
+        """Send bytes; return the number of those that were sent."""
+        count = super().send(data, flags)
+        TRAFFIC.add(count)
+        return count
+
+    def sendmsg(self, buffers: Any, *more: Any) -> int:
+        """Send several buffers; return the number of bytes that were sent."""
+        count = super().sendmsg(buffers, *more)
+        TRAFFIC.add(count)
+        return count
+
+
+def counted_socket(address: tuple[Any, ...]) -> CountedSocket:
+    """Return a socket for an address, as aiohttp's `socket_factory` does."""
+    family, kind, protocol, *_ = address
+    return CountedSocket(family, kind, protocol)
+
+
+class Watch:
+    """Watch a call that has begun, and tell which limit it has broken.
+
+    `seconds` is the limit of a call as a whole. None: a transfer, which must keep the `pace` (bytes a second) in every
+    `windows` windows.
+    """
+
+    def __init__(self, seconds: float | None, windows: float = 1, pace: float | None = None) -> None:
+        self.seconds = seconds
+        self.pace = LIMITS.pace if pace is None else pace
+        self.window = windows * LIMITS.window
+        self.began = time.monotonic()
+        self.window_began = self.began
+        self.moved_before = TRAFFIC.moved
+        self.memory_before = own_memory()
+
+    def broken(self) -> str | None:
+        """Return the broken limit in words, or None."""
+        now = time.monotonic()
+        grown = own_memory() - self.memory_before
+        if grown > LIMITS.memory:
+            return f"the answer takes more than {LIMITS.memory >> 20} MB of memory"
+        if self.seconds is not None:
+            return f"no whole answer within {self.seconds:g} s" if now - self.began > self.seconds else None
+        if now - self.window_began <= self.window:
+            return None
+        moved = TRAFFIC.moved - self.moved_before
+        if moved < self.pace * self.window:
+            return f"{moved} bytes moved in {self.window:g} s, fewer than {self.pace / 1000:g} kB/s"
+        self.window_began = now
+        self.moved_before = TRAFFIC.moved
+        return None
+
+
+def own_memory() -> int:
+    """Return the bytes of this process in memory, without those shared with files."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
+    return (resident - shared) * PAGE_SIZE
+
+
+def in_thread(watch: Watch, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """Return what a function returns; LimitError, and the function goes on alone, where it breaks a limit.
+
+    The thread is a daemon: a call into a file system that never answers does not hold up the end of the process.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            results.append(function(*args, **kwargs))
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            ended.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    while not ended.wait(TICK):
+        if broken := watch.broken():
+            raise LimitError(broken)
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+async def on_loop(watch: Watch, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what a coroutine function returns; LimitError, and it is cancelled, where it breaks a limit."""
+    task = asyncio.ensure_future(function(*args, **kwargs))
+    try:
+        while True:
+            done, _ = await asyncio.wait({task}, timeout=TICK)
+            if done:
+                return task.result()
+            if broken := watch.broken():
+                raise LimitError(broken)
+    finally:
+        task.cancel()
