@@ -36,6 +36,10 @@ class CutOffError(UserError):
     """An interruption from outside (a kill, a lost node); the next attempt may succeed."""
 
 
+class ServiceError(UserError):
+    """A server, or this machine, fails at what was asked; no row and no response is to blame."""
+
+
 class StalledError(CutOffError):
     """A training that made no new step for too long and was ended; the next attempt may succeed."""
 

@@ -7,15 +7,47 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import update_wrapper
 from pathlib import Path
+from threading import RLock
+from typing import Generic, TypeVar
 
+Made = TypeVar("Made")
 PARENT = "STAGECOACH_PARENT"
 """The environment variable with the parent's process id."""
 BOUNDS = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
 """How long a waiting thread spins: turns by GNU's OpenMP, of 300,000, ms by Intel's, of 200; read as torch loads it."""
 WAITING = ("OMP_WAIT_POLICY", *BOUNDS)
 _PR_SET_PDEATHSIG = 1
+
+
+class OnceAProcess(Generic[Made]):
+    """Decorate a function whose results a process makes once, by their arguments: pools, clients, servers, locks.
+
+    Of several threads that ask first, one makes the result, and the others wait for it; `functools.cache` would make
+    several. A forked process makes its own, since it inherits neither the threads of its parent nor the right to talk
+    to its parent's servers.
+    """
+
+    def __init__(self, make: Callable[..., Made]) -> None:
+        self._make = make
+        update_wrapper(self, make)
+        self.cache_clear()
+        os.register_at_fork(after_in_child=self.cache_clear)
+
+    def cache_clear(self) -> None:
+        """Forget all results."""
+        self._lock = RLock()
+        self._made: dict[tuple[Hashable, ...], Made] = {}
+
+    def __call__(self, *arguments: Hashable) -> Made:
+        """Return the result, made at the first call."""
+        with self._lock:
+            if arguments not in self._made:
+                self._made[arguments] = self._make(*arguments)
+            return self._made[arguments]
 
 
 def process_start(pid: int) -> int | None:

@@ -1,12 +1,12 @@
 """NeMo-Gym's resources servers as verifiers: started here, or reached elsewhere.
 
-A response without an answer is tried again alone, by a server started anew where it runs here; without an answer again,
-the response is unjudged if the server answers to another response. Otherwise the server is silent: an outage stops the
-training step (`GymUnavailable`), since the policy would learn from a made-up reward. An error in the answer is the
-fault of the row or the response.
+Only a refusal of the request (`REFUSALS`) is the fault of the row or the response. Where a server gives no answer to a
+response, or an error of its own, it is asked again: alone after a silence, and started again where it runs here.
+Without a verdict again, the response is unjudged if the server judges another one to the same row, and the row is to be
+looked at if the server judges only other rows. Otherwise the server is out: `GymUnavailable` or `ServiceError` stop the
+training step, since the policy would learn from a made-up reward.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -16,33 +16,36 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import cache
-from http.cookiejar import CookieJar, DefaultCookiePolicy
+from dataclasses import dataclass
 from http.cookies import SimpleCookie
 from itertools import count
 from math import isfinite
 from numbers import Real
 from pathlib import Path
-from threading import Condition, Lock, Thread
-from typing import Any, NamedTuple
+from threading import Condition, Lock
+from typing import Any
+from weakref import WeakSet
 
-import httpx2
-
-from scripts.errors import CutOffError, UserError, shortened, warn
+from scripts.errors import CutOffError, ServiceError, UserError, shortened, warn
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
+from scripts.rewards.gym_client import Answer, Client, Silent
 from scripts.rewards.gym_yaml import configured
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import HARMLESS, NotJudged, VerifierError
+from scripts.rows.messages import shown_question
 
 Row = dict[str, Any]
 START_SECONDS = 300.0
 LONGEST_PAUSE = 60.0
 SHOWN, LINES = 400, 8
-MOST_BYTES = 32 << 20
-PLAIN = {"Accept-Encoding": "identity"}
-GATEWAY_ERRORS = {502, 503, 504}
+JUDGED, OF_SERVERS = 200, range(500, 600)
+REFUSALS = {400, 413, 422}
+"""The statuses by which a server refuses a row or a response: not as it asks, or too large."""
+PASSING = {408, 425, 429, 502, 503, 504}
+"""The statuses by which a server, or a gateway before it, asks to come again."""
+PAUSE_AFTER_FAILURE = 1.0
 HERE = "http://localhost"
 RESPONSE = {
     "id": "response",
@@ -84,69 +87,8 @@ def output_items(text: str) -> list[dict[str, Any]]:
     return items
 
 
-class Silent(Exception):
-    """A server gave no answer, `is_late`: in time; the message says why."""
-
-    def __init__(self, why: str, is_late: bool = False) -> None:
-        super().__init__(why)
-        self.is_late = is_late
-
-
-class Answer(NamedTuple):
-    """A server's answer, not decompressed."""
-
-    status: int
-    cookies: list[str]
-    body: bytes
-
-
-class Client:
-    """A client for several threads. An event loop makes the requests, since it can end each at a deadline.
-
-    `socket` is the path of a server's Unix socket, instead of the address's host.
-    """
-
-    def __init__(self, base_url: str, seconds: float, socket: str | None = None) -> None:
-        self.base_url, self._seconds = base_url, seconds
-        self._client = httpx2.AsyncClient(
-            base_url=base_url,
-            timeout=None,
-            transport=httpx2.AsyncHTTPTransport(uds=socket, limits=httpx2.Limits(max_connections=None)),
-            headers=PLAIN,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # responses share no session
-        )
-
-    def post(self, path: str, body: Any, headers: dict[str, str]) -> Answer:
-        """Return the answer to a body of JSON; Silent where none comes whole in time."""
-        return asyncio.run_coroutine_threadsafe(self._post(path, body, headers), _loop()).result()
-
-    def close(self) -> None:
-        """Close the connections."""
-        asyncio.run_coroutine_threadsafe(self._client.aclose(), _loop()).result()
-
-    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> Answer:
-        try:
-            async with (
-                asyncio.timeout(self._seconds),
-                self._client.stream("POST", path, json=body, headers=headers) as response,
-            ):
-                received = bytearray()
-                async for part in response.aiter_raw():
-                    received += part
-                    if len(received) > MOST_BYTES:
-                        raise Silent(f"an answer of more than {MOST_BYTES >> 20} MiB")
-                return Answer(response.status_code, response.headers.get_list("set-cookie"), bytes(received))
-        except TimeoutError:
-            raise Silent(f"no answer to a response within {self._seconds:g} s", is_late=True) from None
-        except httpx2.TransportError as error:
-            raise Silent(f"{type(error).__name__} {error}".strip()) from None
-
-
-@cache
-def _loop() -> asyncio.AbstractEventLoop:
-    loop = asyncio.new_event_loop()
-    Thread(target=loop.run_forever, daemon=True, name="requests").start()
-    return loop
+class Failed(Exception):
+    """A server answered with an error of its own, or without a reward; the message says what."""
 
 
 class Turns:
@@ -172,17 +114,47 @@ class Turns:
                 self._changed.notify_all()
 
 
+_servers: "WeakSet[RunningServer]" = WeakSet()
+
+
+def _begin_after_fork() -> None:
+    """Let a forked process begin without what it shares with its parent."""
+    for server in _servers:
+        server._begin_in_this_process()
+
+
+os.register_at_fork(after_in_child=_begin_after_fork)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A request's outcome: the reward, or why there is none; and whether the server gave no answer at all."""
+
+    reward: float | None = None
+    why: str = ""
+    was_silent: bool = False
+
+
 class RunningServer:
-    """A server of Gym, started at once and waited for at the first request."""
+    """A server of Gym, started at once and waited for at the first request.
+
+    A forked process starts a server of its own, at its first request.
+    """
 
     def __init__(self, name: str, gym: Gym, reach: GymServer, python: str | Path) -> None:
         self._name, self._gym, self._reach, self._python = name, gym, reach, project_or_shipped(Path(python))
+        self._begin_in_this_process()
+        _servers.add(self)
+        if reach.base_url is None:
+            self._start()
+
+    def _begin_in_this_process(self) -> None:
+        """Hold no lock, server or outage: what a fork copies of them is its parent's."""
         self._has_sessions, self._outage, self._lock = True, None, Lock()
         self._process = self._log = self._client = self._home = None
         self._starts, self._silent = 0, -1  # the server's starts, and the start that last gave no answer
-        self._turns = Turns(reach.max_concurrency)
-        if reach.base_url is None:
-            self._start()
+        self._turns = Turns(self._reach.max_concurrency)
+        self._judged: tuple[Row, str] | None = None  # a row and a response that the server has judged
 
     def _start(self) -> None:
         said, settings = configured(self._gym, self._name, self._python), self._gym.settings.get(self._name, {})
@@ -229,7 +201,7 @@ class RunningServer:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise UserError(
+            raise ServiceError(
                 f"Gym's server {self._name} does not start:\n{self._last_words()}\nwhere a module is missing, install "
                 f"what {self._requirements} names beside nemo-gym into {self._process.args[0]}'s environment"
             )
@@ -245,52 +217,112 @@ class RunningServer:
     def _http(self) -> Client:
         with self._lock:
             if self._client is None:
-                url, seconds = self._reach.base_url, self._reach.timeout
-                self._client = Client(url.rstrip("/"), seconds) if url else Client(HERE, seconds, self._started())
+                self._client = self._new_client()
             return self._client
+
+    def _new_client(self) -> Client:
+        """Return the client of a server elsewhere, or of the server here once it has started."""
+        url, seconds = self._reach.base_url, self._reach.timeout
+        if url is not None:
+            return Client(url.rstrip("/"), seconds)
+        if self._process is None:
+            self._start()
+        return Client(HERE, seconds, self._started())
 
     def wait(self) -> None:
         """Wait until the server has started; UserError or GymUnavailable where it does not."""
         self._http  # noqa: B018
 
     def verify(self, row: Row, response: str) -> float:
-        """Return the reward of one response; VerifierError where the server fails."""
-        answer = self._answer(row, response)
-        if answer.status != 200:
-            raise VerifierError(
-                f"Gym's server {self._name} answers HTTP {answer.status}: {_says(answer)}; mend or remove the row"
-            )
-        reward = json.loads(answer.body).get("reward")
-        if not isinstance(reward, Real) or not isfinite(reward):
-            raise VerifierError(f"Gym's server {self._name} gives {reward!r} for a reward, which is no finite number")
-        return float(reward)
+        """Return the reward of one response.
 
-    def _answer(self, row: Row, response: str) -> Answer:
-        """Return the answer to a response, asked once more where none comes; NotJudged where again none does."""
+        VerifierError where the server refuses the row or the response, or fails on this row alone; NotJudged where it
+        fails on this response alone. GymUnavailable or ServiceError where the server is at fault, or the way to it.
+        """
         try:
             with self._turns.take():
                 return self._tried(row, response)
         except Silent as silent:
-            why = self._why(silent)
+            first = Attempt(why=self._why(silent), was_silent=True)
+        except Failed as failed:
+            first = Attempt(why=str(failed))
+        # A failure may be of this response alone, so others are asked meanwhile; a silent server may be started again.
+        if not first.was_silent:
+            time.sleep(PAUSE_AFTER_FAILURE)
+            try:
+                with self._turns.take():
+                    return self._again(row, response, first, alone=False)
+            except Silent as silent:
+                first = Attempt(why=self._why(silent), was_silent=True)
         with self._turns.take(alone=True):
-            for is_harmless, text in enumerate((response, HARMLESS)):
-                if self._process is not None and self._silent == self._starts:
-                    warn(f"Gym's server {self._name} gives no answer and is started anew: {why}")
-                    self.close()
-                    self._start()
-                try:
-                    answer = self._tried(row, text)
-                except Silent as silent:
-                    why = self._why(silent)
-                else:
-                    if is_harmless:
-                        raise NotJudged(f"Gym's server {self._name}, asked twice: {why}")
-                    return answer
-            self._outage = GymUnavailable(
-                f"Gym's server {self._name} at {self._http.base_url} gives no answer: {why}\nno reward is made up for "
-                "it: start again when it answers, and training resumes from the newest checkpoint"
+            return self._again(row, response, first, alone=True)
+
+    def _again(self, row: Row, response: str, before: Attempt, alone: bool) -> float:
+        """Return the reward of a response that got none, or find what is at fault: response, row or server.
+
+        Silent where the server is silent and others are asked meanwhile.
+        """
+        # Did it pass?
+        second = self._attempt(row, response, before, alone)
+        if second.reward is not None:
+            return second.reward
+        # Is it the response?
+        harmless = self._attempt(row, HARMLESS, second, alone)
+        if harmless.reward is not None:
+            raise NotJudged(f"{self._who}, asked twice: {second.why}")
+        # Is it the row? Then the server judges what it has judged before.
+        known = self._judged
+        if known is not None and self._still_judges(*known, harmless, alone):
+            last = self._attempt(row, response, harmless, alone)
+            if last.reward is not None:
+                return last.reward
+            raise VerifierError(
+                f"{self._who} fails on this row whatever the response, and judges others: {last.why}; look at its log, "
+                "and mend or remove the row"
             )
-            raise self._outage
+        self._outage = self._outage_of(row, harmless, has_judged=known is not None)
+        raise self._outage
+
+    def _still_judges(self, row: Row, response: str, before: Attempt, alone: bool) -> bool:
+        """Tell whether the server judges a response that it has judged before, if need be after some pauses."""
+        try:
+            return self._attempt(row, response, before, alone, is_patient=True).reward is not None
+        except VerifierError:
+            return False
+
+    def _attempt(self, row: Row, response: str, before: Attempt, alone: bool, is_patient: bool = False) -> Attempt:
+        """Return the outcome of a request; `alone`, a server here that was silent is started again first."""
+        if alone and self._process is not None and self._silent == self._starts:
+            warn(f"Gym's server {self._name} gives no answer and is started anew: {before.why}")
+            self.close()
+            self._start()
+        try:
+            return Attempt(self._tried(row, response, is_patient))
+        except Silent as silent:
+            if not alone:
+                raise
+            return Attempt(why=self._why(silent), was_silent=True)
+        except Failed as failed:
+            return Attempt(why=str(failed))
+
+    def _outage_of(self, row: Row, last: Attempt, has_judged: bool) -> UserError:
+        """Return the error of a server that judges nothing; where it answers, and never did, a person is to look."""
+        if last.was_silent or has_judged:
+            says = "gives no answer" if last.was_silent else "judges nothing more"
+            return GymUnavailable(
+                f"{self._who} {says}: {last.why}\nno reward is made up for it: start again when it answers, and "
+                "training resumes from the newest checkpoint"
+            )
+        return ServiceError(
+            f"{self._who} has judged nothing yet, and fails whatever the response: {last.why}\nlook at its log and its "
+            f"settings; it was asked for the row whose prompt is {shown_question(row)!r}"
+        )
+
+    @property
+    def _who(self) -> str:
+        """The server, with the address where it is elsewhere."""
+        at = "" if self._reach.base_url is None else f" at {self._reach.base_url}"
+        return f"Gym's server {self._name}{at}"
 
     def _verify(self, http: Client, row: Row, response: str) -> Answer:
         cookies = {}
@@ -302,22 +334,56 @@ class RunningServer:
             cookies = {"Cookie": "; ".join(f"{name}={value.coded_value}" for name, value in kept.items())}
         return http.post("/verify", row | {"response": RESPONSE | {"output": output_items(response)}}, cookies)
 
-    def _tried(self, row: Row, response: str) -> Answer:
-        """Return an answer; a lost connection to a server elsewhere is tried again."""
-        tries = self._reach.max_retries + 1 if self._process is None else 1
+    def _tried(self, row: Row, response: str, is_patient: bool = False) -> float:
+        """Return a reward; Silent or Failed where the server gives none.
+
+        A lost connection to a server elsewhere is tried again, and with `is_patient` a failure of the server too.
+        """
+        is_elsewhere = self._reach.base_url is not None
+        tries = self._reach.max_retries + 1 if is_elsewhere else 1
         for number in count():
             if self._outage is not None:
                 raise self._outage  # found by another request
             try:
-                answer = self._verify(self._http, row, response)
-                if answer.status not in GATEWAY_ERRORS:
-                    return answer
-                raise Silent(f"HTTP {answer.status}")
+                reward = self._reward_of(self._verify(self._http, row, response))
             except Silent as silent:
                 if number == tries - 1 or silent.is_late:
                     self._silent = self._starts
                     raise
+            except Failed:
+                if number == tries - 1 or not is_patient:
+                    raise
+            else:
+                self._judged = (row, response)
+                return reward
             time.sleep(min(2**number, LONGEST_PAUSE))
+
+    def _reward_of(self, answer: Answer) -> float:
+        """Return the reward in an answer; Silent, Failed, VerifierError or ServiceError where there is none."""
+        if answer.status in PASSING:
+            raise Silent(f"HTTP {answer.status}")
+        if answer.status != JUDGED:
+            raise self._error_of(answer)
+        try:
+            reward = json.loads(answer.body)["reward"]
+            is_number = isinstance(reward, Real) and isfinite(reward)
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+            raise Failed(f"its answer holds no reward: {_says(answer)}") from None
+        if not is_number:
+            raise Failed(f"it gives {shortened(repr(reward), SHOWN)} for a reward, which is no finite number")
+        return float(reward)
+
+    def _error_of(self, answer: Answer) -> Exception:
+        """Return the error that an answer's status stands for."""
+        says = f"HTTP {answer.status}: {_says(answer)}"
+        if answer.status in REFUSALS:
+            return VerifierError(f"{self._who} answers {says}; mend or remove the row")
+        if answer.status in OF_SERVERS:
+            return Failed(says)
+        return ServiceError(
+            f"{self._who} answers {says}\nno server of Gym answers so: look at gym_servers.{self._name}.base_url, and "
+            "at what stands before the server"
+        )
 
     def _why(self, silent: Silent) -> str:
         if silent.is_late:
@@ -332,8 +398,6 @@ class RunningServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            if self._client is not None:
-                self._client.close()
             self._client = None
             shutil.rmtree(self._home, ignore_errors=True)
 
@@ -341,6 +405,6 @@ class RunningServer:
 def _says(answer: Answer) -> str:
     """Shorten an error; of a refused row (422) to the fields and rules."""
     text = answer.body.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         text = "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in json.loads(text)["detail"])
     return shortened(" ".join(text.split()), SHOWN)

@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.errors import CutOffError, UserError, warn
+from scripts.errors import CutOffError, ServiceError, UserError, warn
 from scripts.installed import environments
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.rewards.answers import UnfinishedThoughts, answer_of
@@ -28,7 +28,6 @@ THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
 _warned: set[str] = set()
-_threads = cache(partial(ThreadPoolExecutor, max(cores(), THREADS), thread_name_prefix="verifier"))
 
 
 def spec_of(row: Row) -> EnvironmentSpec:
@@ -128,12 +127,17 @@ def reward_groups(
     """
     begun: list[Iterable[float]] = []
     rewards: list[list[float]] = []
-    for place, (row, responses) in enumerate(groups):
-        with naming_row(places, place):
-            begun.append(_begin(row, responses, compares, told))
-    for place, pending in enumerate(begun):
-        with naming_row(places, place):
-            rewards.append(list(pending))
+    # of this call: a pool kept for the next one would be dead in a forked process
+    threads = ThreadPoolExecutor(max(cores(), THREADS), thread_name_prefix="verifier")
+    try:
+        for place, (row, responses) in enumerate(groups):
+            with naming_row(places, place):
+                begun.append(_begin(row, responses, compares, told, threads))
+        for place, pending in enumerate(begun):
+            with naming_row(places, place):
+                rewards.append(list(pending))
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
     _refuse_faults(rewards, places, is_trial)
     return rewards
 
@@ -151,10 +155,10 @@ def _refuse_faults(rewards: list[list[float]], places: Sequence[str], is_trial: 
                     raise fault
 
 
-def _begin(row: Row, responses: list[str], compares: bool, told: Told) -> Iterable[float]:
+def _begin(row: Row, responses: list[str], compares: bool, told: Told, threads: ThreadPoolExecutor) -> Iterable[float]:
     spec = spec_of(row)
     if spec.compare is None or not compares:
-        run = _threads().map if spec.waits else map
+        run = threads.map if spec.waits else map
         return run(partial(score, row, told=told), responses)
     return _compared(row, responses, told)
 
@@ -193,11 +197,11 @@ def own_metrics(row: Row, response: str, told: Told = None) -> dict[str, float]:
 
 @contextmanager
 def naming_row(places: Sequence[str], place: int = 0) -> Iterator[None]:
-    """Add the row's place to a UserError, except for an outage, with no row to blame."""
+    """Add the row's place to a UserError, except for an outage or a fault of a server, with no row to blame."""
     try:
         yield
     except UserError as error:
-        if isinstance(error, CutOffError) or not places:
+        if isinstance(error, CutOffError | ServiceError) or not places:
             raise
         raise UserError(f"{places[place]}: {error}") from error
 
@@ -223,6 +227,12 @@ def _unjudged(error: Exception, row: Row, judge_harmless: Callable[[], Any]) -> 
     except UserError:
         raise
     except Exception as as_well:
+        is_of_machine = isinstance(as_well, OSError | MemoryError | ImportError)
+        if is_of_machine and not isinstance(as_well, TimeoutError):  # which a row's pattern may cause
+            raise ServiceError(
+                f"the verifier of {row['agent_ref']['name']} fails on this machine, whatever the response: "
+                f"{described(as_well)}"
+            ) from as_well
         raise UserError(
             f"{row['agent_ref']['name']}: {described(as_well)} whatever the response (the row that asks "
             f"{shown_question(row)!r}); mend or remove the row"

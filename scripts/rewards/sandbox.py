@@ -13,12 +13,12 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any, Literal
 
-from scripts.errors import UserError
+from scripts.errors import ServiceError, UserError
+from scripts.processes import OnceAProcess
 from scripts.rewards.confine import unavailable
 
 MEBIBYTE = 1024**2
@@ -64,8 +64,15 @@ class Sandbox:
     def call(self, *arguments: Any, stdin: str = "", seconds: float = 10.0, size: int = MEBIBYTE) -> Outcome:
         """Call the function in a confined process for `seconds`, with `size` bytes of output and of value at most.
 
-        UserError where this machine cannot confine a process; no input raises anything.
+        ServiceError where this machine cannot confine a process; no input raises anything.
         """
+        outcome = self._call_once(arguments, stdin, seconds, size)
+        # A server that is gone says nothing of the input, so the next one is asked.
+        if outcome.ended == "lost":
+            outcome = self._call_once(arguments, stdin, seconds, size)
+        return outcome
+
+    def _call_once(self, arguments: tuple[Any, ...], stdin: str, seconds: float, size: int) -> Outcome:
         server = self._idle.get()
         try:
             if server is None or server._process.poll() is not None:
@@ -82,7 +89,7 @@ class Sandbox:
             self._idle.put(server)
 
 
-sandbox = cache(Sandbox)
+sandbox = OnceAProcess(Sandbox)
 """The sandbox of a function, shared by all callers."""
 
 
@@ -94,7 +101,7 @@ def cores() -> int:
 class _Server:
     def __init__(self, command: list[str]) -> None:
         if reason := unavailable():
-            raise UserError(reason)
+            raise ServiceError(reason)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         hidden = json.dumps([os.getcwd(), str(_ROOT), os.path.expanduser("~")])  # noqa: PTH109, PTH111
         with theirs:
@@ -109,7 +116,7 @@ class _Server:
         try:
             answer = self._answer(_START_SECONDS)
             if answer != READY:
-                raise UserError(f"untrusted code cannot be confined on this machine: {answer.decode()}")
+                raise ServiceError(f"untrusted code cannot be confined on this machine: {answer.decode()}")
         except BaseException:
             self.stop()
             raise

@@ -131,9 +131,7 @@ def _problems(name: str, tried: dict[str, dict[str, float]], tolerated_share: fl
 def _begin(spec: EnvironmentSpec, rows: list[SampledRow]) -> None:
     """UserError where the rollouts of some rows cannot begin, or a rollout without a deed cannot be rewarded."""
     for sampled in rows:
-        try:
+        with naming_row([sampled.place]):
             spec.environment_factory().reset(json.dumps(sampled.row))
             if not spec.reads_response:
                 scores([(sampled.row, "")])
-        except UserError as error:
-            raise UserError(f"{sampled.place}: {error}") from None

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import langdetect
 from msgspec import Meta
 
+from scripts.processes import OnceAProcess
 from scripts.recipe.environment import Environment
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.verdict import HARMLESS
@@ -79,6 +80,7 @@ def tokens(text: str) -> list[str]:
 
 def language_of(text: str) -> str | None:
     """Return the ISO 639-1 code of a text's language (zh-cn, zh-tw for Chinese); None for a text without features."""
+    _languages()
     try:
         return langdetect.detect(text)
     except langdetect.LangDetectException:
@@ -87,6 +89,12 @@ def language_of(text: str) -> str | None:
 
 def languages() -> list[str]:
     """List the codes that `language_of` may return."""
+    return [*_languages()]
+
+
+@OnceAProcess
+def _languages() -> list[str]:
+    """Read langdetect's profiles; a thread that asks meanwhile would be answered from those read so far."""
     langdetect.detector_factory.init_factory()
     return langdetect.detector_factory._factory.get_lang_list()
 
