@@ -26,7 +26,7 @@ from scripts.stage.estimate import (
 )
 from scripts.stage.held_out import rows_held_out
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState
+from scripts.stage.state import StageState, reasons_away
 
 WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
 LARGEST = 3
@@ -45,7 +45,9 @@ class Planned(NamedTuple):
         """Return what would happen to the stage, the steps to train of all (?: unknown; none: nothing), and why."""
         state, left = self.state, self.estimate.steps
         what = WORDS.get(state.state, "trains")
-        if state.amendable:
+        if state.is_unknown:
+            what = "unknown"
+        elif state.amendable:
             what = "trains from the start"
         elif state.state == "training":
             what = f"training, from step {state.start}"
@@ -82,6 +84,7 @@ def plan_text(project: Project) -> str:
         *_rows(project, _to_train(plan)),
         *_memory(project, _to_train(plan)),
         *likely,
+        *reasons_away(stage.state for stage in plan),
         *note,
     ]
     return "\n".join([*told, *_refused(refusals(project.recipe, project.results, project.site))])
@@ -108,6 +111,7 @@ def dry_run_text(project: Project, names: set[str]) -> str:
     is_idle = all(stage.state.state == "fresh" for stage in plan)
     lines = ["no stage trains"] if is_idle else _totals(project, plan)
     lines += doubts(project.recipe, project.results, _to_train(plan))
+    lines += reasons_away(stage.state for stage in plan)
     lines += _refused(lacking_rows(project.recipe, project.results))
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
@@ -175,8 +179,10 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
         hours = [hours_text(each, bound_of(estimates)) for each in whole]
         sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
     words = {"trained": "to publish", "fresh": "fresh", "damaged": "damaged"}
-    counts = Counter(words.get(stage.state.state, "to train") for stage in plan)
-    counted = ", ".join(f"{counts[word]} {word}" for word in ("to train", *words.values()) if counts[word])
+    counts = Counter(
+        "unknown" if stage.state.is_unknown else words.get(stage.state.state, "to train") for stage in plan
+    )
+    counted = ", ".join(f"{counts[word]} {word}" for word in ("to train", "unknown", *words.values()) if counts[word])
     more = "≥ " if any(each.steps is None for each in estimates) else ""
     rows.append(["in all", counted, f"{more}{sum(each.steps or 0 for each in estimates)}", *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})

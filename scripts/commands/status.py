@@ -11,6 +11,7 @@ from scripts.slurm.jobs import latest_jobs
 from scripts.stage.attempts import left_out
 from scripts.stage.estimate import seconds_to_score
 from scripts.stage.paths import StagePaths
+from scripts.stage.state import reasons_away
 from scripts.stage.status import StageStatus, status_of
 
 
@@ -23,7 +24,8 @@ def status_text(project: Project) -> str:
     rows = [_row(status, project.site, scoring.get(status.stage)) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     away = left_out(project.root or project.results) if project.site.slurm else {}
-    told = [f"{node} is left out of the next submission, for a day: {why}" for node, why in sorted(away.items())]
+    told = reasons_away(states.values())
+    told += [f"{node} is left out of the next submission, for a day: {why}" for node, why in sorted(away.items())]
     published = [paths for name in states if (paths := StagePaths(project.results / name)).record.exists()]
     here = [paths.name for paths in published if project.store and not paths.pushed.exists()]
     told += [f"{len(here)} of {len(published)} published stages not pushed yet: {', '.join(here)}"] if here else []
@@ -32,7 +34,7 @@ def status_text(project: Project) -> str:
 
 def _row(status: StageStatus, site: Site, scoring: float | None) -> list[str]:
     planned = "?" if status.planned is None else status.planned
-    at = "" if status.state in ("new", "waiting", "stale", "damaged") else f"{status.step}/{planned}"
+    at = "" if status.state in ("new", "waiting", "stale", "damaged", "unknown") else f"{status.step}/{planned}"
     slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
     known = [each for each in (status.left, scoring) if each is not None and status.state in ("training", "fresh")]
     left = duration(sum(known)) if known else ""

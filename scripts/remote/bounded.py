@@ -1,6 +1,6 @@
 """A file system of fsspec with the limits of scripts/remote/limits.py for every call.
 
-A server that could not be reached, or that broke a limit, is not asked again for a while: calls fail at once.
+After a failure the server is not asked again for a while: calls fail at once.
 """
 
 import secrets
@@ -38,13 +38,13 @@ READING = {"cat_file", "get_file"}
 
 
 class AwayError(UserError):
-    """A store that cannot be asked now; what it holds is unknown."""
+    """A store out of reach, with unknown content."""
 
 
 class Bounded:
-    """A file system of fsspec, opened by a URL; every call has limits. `pace` is that of a push, in bytes a second.
+    """A file system of fsspec, opened by a URL; every call has limits. `pace` limits a push, in bytes a second.
 
-    Errors: FileNotFoundError for a file that is not there, AwayError where the server does not answer as it should.
+    Errors: FileNotFoundError for a missing file, AwayError for a server without a proper answer.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any], pace: float | None = None) -> None:
@@ -75,17 +75,17 @@ class Bounded:
 
     @property
     def is_object_store(self) -> bool:
-        """Whether names need no folders, and a file appears with all of its content or not at all."""
+        """Whether names need no folders, and a file appears with all content or not at all."""
         return self.fs.async_impl or "hf" in self.protocols
 
     @property
     def at_once(self) -> int:
-        """How many requests the file system takes at once: a connection such as SFTP's takes one."""
+        """The number of requests at once: a connection of SFTP takes a single one."""
         return 32 if self.fs.async_impl or "file" in self.protocols else 1
 
     @property
     def where(self) -> str:
-        """The store's URL, with the host that is asked where the URL does not name it."""
+        """The store's URL, with the host's name where the URL has none."""
         client = getattr(self._opened, "_s3", None)
         if client is not None:
             return f"{self.url} (at {urlsplit(client.meta.endpoint_url).netloc})"
@@ -94,28 +94,31 @@ class Bounded:
         return self.url
 
     def entries(self, path: str) -> list[dict[str, Any]]:
-        """Return fsspec's descriptions of what is in a folder, asked for again; none where there is no such folder."""
+        """Return fsspec's descriptions of a folder's files, from a fresh listing; none for a missing folder."""
+        return self._list(path, detail=True)
+
+    def names(self, path: str) -> list[str]:
+        """Return the names in a folder, from a fresh listing; none for a missing folder."""
+        return [PurePosixPath(each).name for each in self._list(path, detail=False)]
+
+    def _list(self, path: str, detail: bool) -> list[Any]:
         self.fs.invalidate_cache()
         try:
-            return self._call("ls", limits.LIMITS.listing, path, detail=True)
+            return self._call("ls", limits.LIMITS.listing, path, detail=detail)
         except FileNotFoundError:
             return []
         finally:
             self.fs.invalidate_cache()
 
-    def names(self, path: str) -> list[str]:
-        """Return the names in a folder, asked for again; none where there is no such folder."""
-        return [PurePosixPath(each["name"]).name for each in self.entries(path)]
-
     def size(self, path: str) -> int:
-        """Return the bytes of a file, by its server's word; FileNotFoundError where there is none."""
+        """Return the size of a file, by the server's word; FileNotFoundError for a missing file."""
         found = self._call("info", limits.LIMITS.request, path)
         if found["type"] != "file":
             raise FileNotFoundError(path)
         return found["size"]
 
     def read(self, path: str, most: int) -> bytes:
-        """Return the content of a small file; UserError for one of more than `most` bytes, which is not read."""
+        """Return the content of a small file; UserError, without reading, for more than `most` bytes."""
         size = self.size(path)
         if size > most:
             raise UserError(f"{self.where}: {path} has {size} bytes, and at most {most} are read of such a file")
@@ -174,7 +177,7 @@ class Bounded:
         self._call("rm_file", limits.LIMITS.request, path)
 
     def make_folder(self, path: str) -> None:
-        """Make a folder where names need one. An object store has none, and its client would make the bucket."""
+        """Make a folder, except in an object store, where clients would make the bucket."""
         if not self.is_object_store:
             self._call("makedirs", limits.LIMITS.request, path, exist_ok=True)
 
@@ -187,7 +190,7 @@ class Bounded:
             return fsspec.asyn.sync(self.fs.loop, on_loop, watch, getattr(self.fs, f"_{name}"), *args, **kwargs)
 
     def _run(self, name: str, watch: Watch, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Call a function that blocks."""
+        """Call a blocking function."""
         with self._noting(name):
             try:
                 return in_thread(watch, function, *args, **kwargs)
@@ -213,7 +216,7 @@ class Bounded:
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:
-        """Fail at once where the server failed a moment ago; else turn a failure into an AwayError and note it."""
+        """Fail at once where the server failed a moment ago; else turn a failure into an AwayError, and note when."""
         if self._failure is not None and time.monotonic() < self._failed_until:
             raise self._failure
         began = time.monotonic()
@@ -244,7 +247,7 @@ class AtMost(fsspec.Callback):
         self.is_counted = is_counted
 
     def set_size(self, size: int | None) -> None:
-        """Count from the start: a client that tries again says the size again."""
+        """Count from the start: at every attempt, a client sets the size first."""
         self.size = size
         self.value = 0
 
@@ -258,7 +261,7 @@ class AtMost(fsspec.Callback):
 
 
 class Counted:
-    """Count what paramiko has moved of a file, which it reports from the file's start."""
+    """Count the bytes moved by paramiko, whose reports count from the file's start."""
 
     def __init__(self) -> None:
         self.before = 0
@@ -278,12 +281,12 @@ def copy_counted(source: Path, target: Path) -> None:
 
 
 def hidden_name(path: str) -> str:
-    """Return a name for a file while it is written."""
+    """Return the name of a file until the file is complete."""
     return f"{path}.{secrets.token_hex(8)}"
 
 
 def in_words(error: Exception) -> str:
-    """Return what went wrong with a request."""
+    """Return a failure of a request in words."""
     if isinstance(error, limits.LimitError):
         return str(error)
     return f"cannot be reached ({type(error).__name__}: {error})"

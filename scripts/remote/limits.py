@@ -1,12 +1,12 @@
-"""Limits of time, pace and memory for a call to a remote store, so that no server can hold a call up.
+"""Limits of time, pace and memory for a call to a remote store, against servers without an answer or without an end.
 
-Clients try again, and again within that: three attempts of five of a request that each may take a minute. The limits
-here hold for a whole call, whatever its client does within it:
+Clients make several attempts at a request, in loops within loops, and every attempt may take a minute. The limits here
+hold for a whole call with all attempts:
 
-- `request` seconds for a question about one file, or for a small file;
-- `listing` seconds for the names in one folder;
-- `window` seconds in which a transfer must move `pace` bytes a second on average;
-- `memory` bytes by which the process may grow during a call.
+- `request`: seconds for a question about a file, or for a small file;
+- `listing`: seconds for the names in a folder;
+- `window`: seconds in which a transfer must move `pace` bytes a second on average;
+- `memory`: bytes by which the process may grow during a call.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class LimitError(Exception):
 
 
 class Traffic:
-    """The bytes that all transfers of this process have moved, in both directions."""
+    """The bytes moved by all transfers of the process, in both directions."""
 
     def __init__(self) -> None:
         self.moved = 0
@@ -62,7 +62,7 @@ TRAFFIC = Traffic()
 
 
 class CountedSocket(socket.socket):
-    """A socket that counts its bytes: a client itself reports an upload only after parts of many MB."""
+    """A socket with a count of its bytes: clients report an upload only after parts of many MB."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         """Receive bytes."""
@@ -77,13 +77,13 @@ class CountedSocket(socket.socket):
         return count
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Send bytes; return the number of those that were sent."""
+        """Send bytes; return the number of bytes sent."""
         count = super().send(data, flags)
         TRAFFIC.add(count)
         return count
 
     def sendmsg(self, buffers: Any, *more: Any) -> int:
-        """Send several buffers; return the number of bytes that were sent."""
+        """Send several buffers; return the number of bytes sent."""
         count = super().sendmsg(buffers, *more)
         TRAFFIC.add(count)
         return count
@@ -96,9 +96,9 @@ def counted_socket(address: tuple[Any, ...]) -> CountedSocket:
 
 
 class Watch:
-    """Watch a call that has begun, and tell which limit it has broken.
+    """Watch a call under way, and find the limit broken by the call.
 
-    `seconds` is the limit of a call as a whole. None: a transfer, which must keep the `pace` (bytes a second) in every
+    `seconds` is the limit of a call as a whole. None: a transfer at the least `pace` (bytes a second) in every
     `windows` windows.
     """
 
@@ -130,15 +130,15 @@ class Watch:
 
 
 def own_memory() -> int:
-    """Return the bytes of this process in memory, without those shared with files."""
+    """Return the bytes of the process in memory, except for pages shared with files."""
     _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text(encoding="ascii").split())
     return (resident - shared) * PAGE_SIZE
 
 
 def in_thread(watch: Watch, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Return what a function returns; LimitError, and the function goes on alone, where it breaks a limit.
+    """Return the function's result; LimitError at a broken limit, and the function goes on in the background.
 
-    The thread is a daemon: a call into a file system that never answers does not hold up the end of the process.
+    The thread is a daemon: a call to a file system without an answer does not hold up the end of the process.
     """
     results: list[Result] = []
     errors: list[BaseException] = []
@@ -162,7 +162,7 @@ def in_thread(watch: Watch, function: Callable[..., Result], *args: Any, **kwarg
 
 
 async def on_loop(watch: Watch, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a coroutine function returns; LimitError, and it is cancelled, where it breaks a limit."""
+    """Return the coroutine's result; LimitError at a broken limit, and the coroutine is cancelled."""
     task = asyncio.ensure_future(function(*args, **kwargs))
     try:
         while True:

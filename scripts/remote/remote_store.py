@@ -60,7 +60,7 @@ signature of its bytes nor the checksum of an answer is needed; some S3 servers 
 
 
 class Marker(TypedDict):
-    """Marks the root of a store; `layout` numbers the way in which files lie in it."""
+    """Marks the root of a store; `layout` is the version of the folders."""
 
     stagecoach_store: str
     layout: int
@@ -134,7 +134,7 @@ class RemoteStore:
         return self._listed
 
     def _is_store(self) -> bool:
-        """Whether the place has the marker of a store, or is a store of an earlier release, which has objects."""
+        """Whether the place has the marker of a store, or objects, as a store of an earlier release."""
         if self._has_marker():
             return True
         names = self._files.names(self._path("objects"))
@@ -165,7 +165,10 @@ class RemoteStore:
         )
 
     def begin(self) -> bool:
-        """Make the store unless it is one; return whether it was made. UserError unless the marker reads as written."""
+        """Make the store unless the marker is there; return whether the store is new.
+
+        UserError unless the marker reads as written.
+        """
         if self._has_marker():
             return False
         self._files.make_folder(self._files.root)
@@ -179,9 +182,9 @@ class RemoteStore:
         return True
 
     def _begin_to_push(self) -> None:
-        """Let a push go on into a store, which gets its marker if an earlier release made it, or into a bucket.
+        """Check the place of a push, and write the marker into a bucket or a store of an earlier release.
 
-        UserError for an empty folder, which may be the mount point of a share that is away.
+        UserError for an empty folder, perhaps the mount point of a share that is away.
         """
         if self._has_marker():
             return
@@ -206,6 +209,8 @@ class RemoteStore:
         try:
             manifest = msgspec.json.decode(text, type=Manifest)
         except (msgspec.MsgspecError, ValueError) as error:
+            # Another service answers every question with the same page.
+            self._has_marker()
             raise UserError(f"{path}: damaged ({error}); remove it: stagecoach store prune {identity}") from None
         if (manifest["identity"], manifest["step"]) != (identity, step):
             raise UserError(f"{path}: is the manifest of training {manifest['identity']}; remove it")
@@ -231,7 +236,7 @@ class RemoteStore:
             yield from pool.map(read, names)
 
     def objects(self) -> dict[str, int]:
-        """Return the bytes of every object, by hash; the objects of each prefix are a listing of their own."""
+        """Return the bytes of every object, by hash, from a listing for each prefix."""
         folder = self._path("objects")
         prefixes = [name for name in self._files.names(folder) if PREFIX.fullmatch(name)]
         found: dict[str, int] = {}
@@ -259,7 +264,7 @@ class RemoteStore:
     def push(self, manifest: Manifest, run: Path) -> int:
         """Put the files of a training's folder that the store lacks, then the manifest; return the bytes sent.
 
-        UserError where no store is, as in the mount point of a share that is away.
+        UserError for a place without a store, as the mount point of a share that is away.
         """
         self._begin_to_push()
         wanted = {file["sha256"]: (file["bytes"], run / name) for name, file in manifest["files"].items()}

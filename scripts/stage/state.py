@@ -5,6 +5,7 @@ Neither Slurm nor a checkpoint's content is read: a training job hashes the chec
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ class StageState:
     step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
     `changed` lists differences from the training in ``<stage>/run``, whose step `amendable` an amendment would go on
     from (0: none). With `trains_other` the process at work trains another identity; with `is_fetched` step `start` is
-    in the remote store alone.
+    in the remote store alone. `away` says why the remote store cannot be asked; with `is_unknown` there is nothing here
+    to go on from, so that the stage may be trained there, and trains only when the store can be asked.
     """
 
     stage: str
@@ -64,6 +66,8 @@ class StageState:
     trains_other: bool = False
     is_fetched: bool = False
     amendable: int = 0
+    away: str = ""
+    is_unknown: bool = False
 
     @property
     def last(self) -> int | None:
@@ -189,6 +193,7 @@ def _state_of(
         return replace(state, state="fresh", end=end, skipped=skipped)
     if store and state.left:
         state = replace(state, **_elsewhere(store, state))
+        state = replace(state, is_unknown=bool(state.away) and newest_step(own) == 0)
         if stage.settings.continues and state.start == stage.begun:
             state = replace(state, is_fetched=(stage.parent.paths.ckpt / "weights" / ELSEWHERE).exists())
     is_changed, note = own != run and identity_in(run) is not None, state.note
@@ -240,11 +245,17 @@ def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
             return {}
         size = sum(file["bytes"] for file in store.manifest(state.identity, step)["files"].values())
     except UserError as error:
-        return {"note": f"unknown whether {store.url} has more: {error}"}
+        return {"note": f"unknown whether {store.url} has more", "away": str(error)}
     minutes = round(size / MB_PER_SECOND / 60e6)
     duration = f", {minutes} min at {MB_PER_SECOND} MB/s" if minutes else ""
     note = f"step {step} is in {store.url}, at most {amount(size)} to fetch{duration}"
     return {"start": step, "note": note, "is_fetched": True}
+
+
+def reasons_away(states: Iterable[StageState]) -> list[str]:
+    """Return a line for each reason why a remote store cannot be asked."""
+    reasons = dict.fromkeys(state.away for state in states if state.away)
+    return [f"the remote store is away: {reason}" for reason in reasons]
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ AT_REST = ("fresh", "waiting", "damaged")
 class StageStatus:
     """Hold a stage's line of the status.
 
-    `state` is a state of `StageState`, or queued, cancelled or failed. `reward` and `kl` are of `step`,
+    `state` is a state of `StageState`, or unknown, queued, cancelled or failed. `reward` and `kl` are of `step`,
     `left` is in seconds at the pace of the last steps, `nodes` and `job` are of the Slurm job at work.
     """
 
@@ -52,6 +52,8 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
     changes = _of_job(state, paths, latest) if latest and state.state != "damaged" else None
     if changes is None and state.state not in AT_REST and (failure := _failure(state, paths, latest)):
         changes = {"state": "failed", "note": failure}
+    if changes is None and state.is_unknown:
+        status = replace(status, state="unknown")
     measured = _validation(status.step, entries)
     return replace(status, **(changes or {"note": _joined(measured, _note(state, latest))}))
 

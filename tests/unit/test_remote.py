@@ -383,7 +383,8 @@ def test_a_store_out_of_reach_is_told_by_plan_and_refused_by_training(train, s3,
     s3fs.S3FileSystem.clear_instance_cache()
     stage, store = stage_of("a"), RemoteStore("s3://bucket/away")
     state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
-    assert state.state == "new" and state.note.startswith("unknown whether s3://bucket/away has more: ")
+    assert state.is_unknown and state.note == "unknown whether s3://bucket/away has more"
+    assert state.away.startswith("s3://bucket/away (at 127.0.0.1:9): ")
     assert "s3://bucket/away" in refusal(train_stage_with, train, stage, store.url)
     fill(open_folder(stage), 2)
     assert train(stage, store=store) == (0, [2]), "what has begun here goes on"
