@@ -61,6 +61,11 @@ def runtime_of_sampling(wildcards):
     return source_of(wildcards).runtime or SAMPLING_RESOURCES.get("runtime", 0)
 
 
+def group_options():
+    """The option that names the group whose members' answers count as one's own."""
+    return ["--group", SITE.group] if SITE.group else []
+
+
 rule sample:
     input:
         settings=f"{SETTINGS}/generated/{{blend}}/sample.json",
@@ -91,11 +96,12 @@ rule sample:
         python=SITE.vllm_python or "python",
         recipe=CONFIG.recipe,
         store=f"{CONFIG.results}/samples",
+        group=group_options(),
     shell:
         "{params.python:q} -m scripts.generated.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
         " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --gates {input.gates:q} --shard {wildcards.shard:q}"
         " --engine {params.engine} --threads {threads} --accelerator {params.accelerator:q} --store {params.store:q}"
-        " --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
+        " {params.group:q} --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
 
 
 def of_judging(name):
@@ -103,13 +109,15 @@ def of_judging(name):
     return lambda wildcards: (MODEL_RESOURCES if RECIPE.blends[wildcards.blend].select.rank else LIGHT).get(name)
 
 
+# The settings hold a hash of the environments' code; the manifest speaks for the rows, whose gold answers a reward
+# depends on.
 rule judge:
     input:
         settings=f"{SETTINGS}/generated/{{blend}}/judge.json",
         responses=shards_of(".parquet"),
         ranker=export_of_ranker,
+        manifest=of_prompts("manifest.json"),
         prompts=ancient(of_prompts("train-split.jsonl")),
-        environments=OWN_ENVIRONMENTS,
     output:
         f"{MADE}/judged.parquet",
     log:
@@ -127,11 +135,12 @@ rule judge:
         gym_python=SITE.gym_python,
         recipe=CONFIG.recipe,
         store=f"{CONFIG.results}/samples",
+        group=group_options(),
     shell:
         "python -m scripts.generated.judge --recipe {params.recipe:q} --blend {wildcards.blend:q}"
         " --prompts {input.prompts:q} --responses {input.responses:q} --ranker {input.ranker:q} --store {params.store:q}"
         " --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
-        " --output {output:q} 2>&1 | (tee -p {log:q} || :)"
+        " {params.group:q} --output {output:q} 2>&1 | (tee -p {log:q} || :)"
 
 
 rule select:

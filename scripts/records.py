@@ -419,6 +419,20 @@ class Choice(TypedDict):
     candidates: list[Candidate]
 
 
+class SelectionFacts(TypedDict):
+    """selection.json, as far as plans read it; `prompts_sha256` is of the split whose rows were judged."""
+
+    prompts_sha256: NotRequired[str]
+
+
+class LeftUnjudged(TypedDict):
+    """unjudged.json: how many responses (hash: `of`) have no verdict, and the calls that ask again because of that."""
+
+    of: str
+    responses: Count
+    calls: Count
+
+
 class ShownTokens(TypedDict):
     """Consecutive tokens of a row: texts, and ids where complete."""
 

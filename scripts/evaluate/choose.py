@@ -72,6 +72,8 @@ def rank(folders: list[StagePaths], by: str, store: Path | None = None) -> list[
     for paths in folders:
         try:
             found = _score(paths, exports[paths.name]["content"], by, store)
+            if not math.isfinite(found.score):
+                raise LeftOut(f"its {by} is {found.score}, no finite number")
             first = next(iter(scored), None)
             if first and found.asked != scored[first].asked:
                 raise LeftOut(f"it was scored on other rows, or asked otherwise, than {first}")

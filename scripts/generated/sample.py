@@ -2,24 +2,27 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import pyarrow as pa
 
 from scripts.errors import LongError
 from scripts.evaluate.gate import words_of_stop
-from scripts.files import append_json, canonical_json, duration, hidden_name, sha256_text, write_json
+from scripts.files import canonical_json, sha256_text, write_json
+from scripts.generated.kept import Kept, folder_of_answers, parsed, read_trusted
 from scripts.installed import version_of
 from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_asked
 from scripts.program import run_command_line
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
-from scripts.records import ExportRecord, read_if_there, read_lines, read_record
+from scripts.records import ExportRecord, read_record
 from scripts.rewards.registry import environment_factory, register
 from scripts.rows.chat_format import pin_date
 from scripts.rows.jsonl import environment_named, read_rows
@@ -28,6 +31,7 @@ from scripts.rows.messages import Row
 from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import StagePaths
+from scripts.stage.store import group_number
 from scripts.stage.tables import write_table
 
 if TYPE_CHECKING:
@@ -41,8 +45,6 @@ ENGINES = {"transformers": ("torch", "transformers"), "vllm": ("torch", "transfo
 OF_TURNS = "max_tool_calling_iterations"
 """A setting of responses of several turns, of which none are sampled here."""
 PLAN = "batches.json"
-EVERY = 20.0
-Lines = dict[str, list[Any]]
 RESPONSES = pa.schema(
     {
         "model": pa.int64(),  # its place in the source's `by`
@@ -97,38 +99,16 @@ def prompts_of(
     return kept, left_out
 
 
-class Kept:
-    """Answers of a job under way by place, in a folder from which a killed job goes on.
+def is_response(answer: list[Any]) -> bool:
+    """Whether an answer that was kept is a response: its text, its tokens, and whether it was cut."""
+    return len(answer) == 3 and [type(part) for part in answer] == [str, int, bool]
 
-    `about` says in a word what they are, `wanted` are the places of this job. A process appends to a file of its own,
-    so that jobs side by side, and a job beside its forgotten earlier start, do no harm: equal questions have equal
-    answers, and the first counts.
-    """
 
-    def __init__(self, folder: Path, about: str, wanted: set[int]) -> None:
-        self.folder, self.about, self.wanted = folder, about, wanted
-        self.answers: dict[int, list[Any]] = {}
-        for path in sorted(folder.glob("*.jsonl")):
-            for line in read_lines(path, Lines):
-                for place, answer in line.items():
-                    self.answers.setdefault(int(place), answer)
-        self.path = folder / f"{hidden_name(Path('answers')).name.lstrip('.')}.{time.time_ns()}.jsonl"
-        self.done = self.earlier = len(self.answers.keys() & wanted)
-        self.began, self.told = time.monotonic(), 0.0
-        print(f"{about}: {len(wanted)} in all, {self.earlier} of them from earlier calls", flush=True)
-
-    def add(self, answers: Mapping[int, list[Any]]) -> None:
-        """Keep answers, and tell the pace and the time left."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        append_json(self.path, answers)
-        self.answers |= answers
-        self.done += len(answers)
-        now = time.monotonic()
-        if now - self.told >= EVERY or self.done == len(self.wanted):
-            pace = (self.done - self.earlier) / max(now - self.began, 1e-9)
-            left = duration((len(self.wanted) - self.done) / pace)
-            print(f"{self.about}: {self.done} of {len(self.wanted)}, {pace:.3g} a second, {left} left", flush=True)
-            self.told = now
+def _planned_batches(path: Path, trusted: int | None) -> list[list[int]] | None:
+    """Return the batches that a shard before wrote down; None where there are none, or they are a stranger's."""
+    with suppress(msgspec.ValidationError):
+        return msgspec.convert(parsed(read_trusted(path, trusted)), list[list[int]])
+    return None
 
 
 def engine_of(
@@ -167,19 +147,23 @@ def sample(
     shard: tuple[int, int],
     folder: Path,
     about: str,
+    trusted: int | None = None,
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the responses of one shard (`shard`: number from 0, shards) by prompt and sample, and how many are new.
 
     The shards share an engine's batches, which the first to come writes down, so their number changes no response.
-    `folder` keeps the batches, and the responses of all calls; the engine is loaded where one is missing.
+    `folder` keeps the batches, and the responses of all calls; the engine is loaded where one is missing. Files of
+    others count where they are of the group `trusted`.
     """
     rows, (number, shards), engine = [prompt.row for prompt in prompts for _ in range(samples)], shard, None
-    if (plan := read_if_there(folder / PLAN, list[list[int]])) is None:
+    plan = _planned_batches(folder / PLAN, trusted)
+    if plan is None:
         engine = load()
         plan = engine.plan(rows)
         write_json(folder / PLAN, plan)
     wanted = {place for batch in plan[number::shards] for place in batch}
-    kept = Kept(folder, about, wanted)
+    kept = Kept[int](folder, is_response, trusted=trusted)
+    kept.begin(about, wanted)
     if kept.done < len(wanted):
         engine = engine or load()
         for responses in engine.respond(rows, kept.answers.keys() | set(range(len(rows))) - wanted):
@@ -205,6 +189,7 @@ def main(
     engine: Annotated[Literal["transformers", "vllm"], "what samples"] = "transformers",
     threads: int = 2,
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the models"] = "cpu",
+    group: Annotated[str | None, "Unix group whose members' responses count as one's own"] = None,
 ) -> None:
     """Sample a shard's responses of every model; UserError where the gate of one says stop."""
     if stopped := list(filter(None, (words_of_stop(StagePaths(gate.parent)) for gate in gates))):
@@ -219,6 +204,7 @@ def main(
     packages = {name: version_of(name) for name in ENGINES[engine]} | {"gpus": has_gpus(accelerator)}
     lines = [[prompt.line, prompt.sha256] for prompt in asked]
     rows, began, sampled, not_used = [], time.monotonic(), 0, dict[str, Any]()
+    trusted = group_number(group)
     for place, (name, export) in enumerate(zip(source.models, exports, strict=True)):
         content = read_record(export, ExportRecord)["content"]
         folder, question = export.parent / "model", [content, source.decoding, source.samples, lines, packages]
@@ -231,7 +217,8 @@ def main(
         identity = sha256_text(canonical_json(question))[:16]
         load = partial(engine_of, engine, export, source.decoding, accelerator, threads, loaded.model.thoughts)
         shared = int(number) - 1, int(shards)
-        responses, new = sample(load, asked, source.samples, shared, store / identity, f"responses of {name}")
+        kept_in = folder_of_answers(store, identity, trusted)
+        responses, new = sample(load, asked, source.samples, shared, kept_in, f"responses of {name}", trusted)
         sampled += new
         rows += [{"model": place, **response} for response in responses]
     write_table(pa.Table.from_pylist(rows, schema=RESPONSES), output)

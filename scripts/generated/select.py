@@ -1,6 +1,7 @@
 """Make the rows of a generated blend of its judged responses: demonstrations, preferences, or prompts by pass rate."""
 
 import json
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
-from scripts.files import open_atomically, read_json, sha256_text, write_json
+from scripts.files import open_atomically, read_json, sha256_file, sha256_text, write_json
 from scripts.generated.judge import JUDGED
 from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
@@ -31,6 +32,7 @@ Response = dict[str, Any]
 LONGER, TIES, FILLS = 1.25, 1 / 3, 0.8
 SHOWN_PAIRS, MOST_BINS = 20, 20
 UNFINISHED = "responses whose thoughts do not end"
+NOT_FINITE = "responses whose reward or score is no finite number"
 
 
 class Selection:
@@ -52,12 +54,14 @@ class Selection:
         passes = defaultdict(list)
         least = self.select.pass_rate.reward if self.select.pass_rate else 1.0
         for each in responses:
-            if each["reward"] is not None:
+            if each["reward"] is not None and math.isfinite(each["reward"]):
                 passes[each["line"]].append(each["reward"] >= least)
         rates = {line: fmean(passed) for line, passed in passes.items()}
         for each in responses:
             value = each["score" if self.select.rank else "reward"]
-            if value is not None:
+            if value is not None and not math.isfinite(value):
+                self.left_out[NOT_FINITE] += 1
+            elif value is not None:
                 yield each | {"pass_rate": rates.get(each["line"]), "value": value}
             elif each.get("unfinished"):
                 self.left_out[UNFINISHED] += 1
@@ -285,6 +289,7 @@ def main(
     of_lines = {line: several[0]["environment"] or "none" for line, several in selection.by_line.items()}
     environments = Counter(of_lines[(row["made"].get("chosen") or row["made"])["line"]] for row in rows)
     shown = described(selection, rows, environments)
+    shown["prompts_sha256"] = sha256_file(prompts)
     shown["sampling"] = {key: first[key] for key in ("decoding", "not_used") if key in first}
     for words in shown["warnings"]:
         warn(f"{blend}: {words}")

@@ -167,6 +167,12 @@ def judging_of(recipe: "Recipe", blend: str) -> "GeneratedSource | Evaluation":
     return source if source.gym or not recipe.evaluation else recipe.evaluation
 
 
+def servers_elsewhere(judging: "GeneratedSource | Evaluation") -> dict[str, str]:
+    """Return what the recipe says of Gym's servers that run elsewhere, by name: the revision, or else the address."""
+    reached = judging.gym_servers.items()
+    return {name: server.revision or server.base_url for name, server in sorted(reached) if server.base_url}
+
+
 def checked_in(recipe: "Recipe", name: str) -> "Blend":
     """Return a generated blend with its prompts' environments; PydanticCustomError where nothing makes or judges it."""
     blend, at = recipe.blends[name], f"blends.{name}"

@@ -1,5 +1,6 @@
 """Settings of the NeMo-Gym servers that reward a stage's rows."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
@@ -36,6 +37,9 @@ class GymServer(Strict):
 
     base_url: Address | None = None
     """The server's address; none: the server is started and ended with the work."""
+    revision: str | None = Field(None, min_length=1)
+    """What the server at `base_url` runs, in words of yours; with another one its verdicts on made data are asked for
+    again, wherever it answers. None: the address counts, and some verdicts of before are asked for again."""
     timeout: PositiveFloat = 120.0
     """Seconds that one answer may take."""
     max_retries: NonNegativeInt = 6
@@ -44,6 +48,12 @@ class GymServer(Strict):
     """Responses that the server verifies at a time."""
     confined: bool = True
     """Let a server that is started here read libraries, the system and caches alone, and write to its own home."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Leave out an unset `revision`, which earlier commits had not: kept scores are named by this text."""
+        for name, value in super().__repr_args__():
+            if name != "revision" or value is not None:
+                yield name, value
 
 
 def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
@@ -56,5 +66,7 @@ def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
         for name in names:
             refuse_misnamed(key, "server in gym.servers", name, gym.servers)
     for name, server in servers.items():
+        if server.revision is not None and server.base_url is None:
+            raise invalid(f"gym_servers.{name}.revision is for a server elsewhere; say base_url too, or leave it out")
         if server.base_url is not None and name in gym.settings:
             raise invalid(f"gym.settings.{name} is for a server that is started here, and this one answers elsewhere")

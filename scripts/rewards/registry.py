@@ -117,13 +117,14 @@ def reward_groups(
     compares: bool = True,
     told: Told = None,
     is_trial: bool = False,
+    judged_before: bool = False,
 ) -> list[list[float]]:
     """Return the rewards of a step's groups in order; calls to processes and servers run at once.
 
     `places` locates the rows for the message of a UserError. With `compares`, an environment may reward a group's
     responses together. `told` marks the model's thoughts, which no environment gets. CutOffError (GymUnavailable) when
-    a server is silent. UserError where a user's environment judges none of the responses; in a trial (`is_trial`) where
-    it fails on a row or returns no reward for one response.
+    a server is silent. UserError where a user's environment judges none of the responses, unless it judged others
+    before (`judged_before`); in a trial (`is_trial`) where it fails on a row or returns no reward for one response.
     """
     begun: list[Iterable[float]] = []
     rewards: list[list[float]] = []
@@ -138,7 +139,8 @@ def reward_groups(
                 rewards.append(list(pending))
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-    _refuse_faults(rewards, places, is_trial)
+    if is_trial or not judged_before:
+        _refuse_faults(rewards, places, is_trial)
     return rewards
 
 

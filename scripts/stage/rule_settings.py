@@ -21,25 +21,31 @@ from scripts.files import write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
-from scripts.recipe.generated import judging_of
+from scripts.recipe.generated import judging_of, servers_elsewhere
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.resolve import own_environments
 from scripts.recipe.source import HubSource, SyntheticSource
 from scripts.records import (
     CheckpointRecord,
     Criteria,
     ExportRecord,
     Gate,
+    LeftUnjudged,
     Manifest,
     Origin,
+    SelectionFacts,
     SourceRecord,
     read_if_there,
 )
+from scripts.rewards.judging_code import code_of
 from scripts.stage.amendment import amendments_of
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
 GENERATING = ("sample", "judge", "select")
 """The rules that make a generated blend, by whose names their settings go."""
+UNJUDGED = "unjudged.json"
+"""Beside judged.parquet: what could not be judged, for the next call to ask again."""
 METADATA = Path(".snakemake/metadata")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 # Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
@@ -158,13 +164,24 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
 
 
 def _is_generated_anew(recipe: Recipe, results: Path, name: str, settings: dict[str, RuleSettings]) -> bool:
-    """Whether models would make a generated blend's rows anew: by other settings, or of other contents."""
+    """Whether models would make a generated blend's rows anew: by other settings, other prompts, or other contents."""
     exports = {maker: StagePaths(results / maker).export_record for maker in recipe.blends[name].makers}
     records = {maker: read_if_there(path, ExportRecord) for maker, path in exports.items()}
     contents = {maker: exported and exported["content"] for maker, exported in records.items()}
     made = read_if_there(results / "data" / name / "manifest.json", Manifest)
     is_of_others = (made.get("generated") or {}).get("by") != contents
-    return is_of_others or any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
+    if is_of_others or _is_of_other_prompts(recipe, results, name):
+        return True
+    return any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
+
+
+def _is_of_other_prompts(recipe: Recipe, results: Path, name: str) -> bool:
+    """Whether a generated blend's rows were selected by other rows of prompts than there are; unknown counts as no."""
+    selected = read_if_there(results / "data" / name / "generated/selection.json", SelectionFacts)
+    prompts = read_if_there(results / "data" / recipe.blends[name].generated.prompts / "manifest.json", Manifest)
+    if selected is None or prompts is None or "prompts_sha256" not in selected:
+        return False
+    return selected["prompts_sha256"] != prompts["train"]["sha256"]
 
 
 def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
@@ -191,16 +208,35 @@ def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
 def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSettings]:
     """Settings of the rules that sample the responses of a generated blend, judge them and select rows."""
     blend, folder = recipe.blends[name], data / name / "generated"
-    judging, told = judging_of(recipe, name).model_dump(mode="json", include={"gym"}), recipe.model.reading
+    told = recipe.model.reading
     asked = {
         "sample": (blend.generated.asked | told, sorted(folder.glob("samples/*.parquet"))),
-        "judge": (judging | told, [folder / "judged.parquet"]),
+        "judge": (_of_judging(recipe, name, folder), [folder / "judged.parquet"]),
         "select": (blend.select.model_dump(mode="json"), [folder / f"{name}.jsonl"]),
     }
     return {
         f"generated/{name}/{step}": RuleSettings(values, made, made_from=folder / f"{step}.json")
         for step, (values, made) in asked.items()
     }
+
+
+def _of_judging(recipe: Recipe, name: str, folder: Path) -> Settings:
+    """Return what the verdicts on a generated blend's responses depend on besides the rows and the reward model.
+
+    `asked_again` counts the calls that left responses without a verdict: the next call asks for them again.
+    """
+    judging, own = judging_of(recipe, name), own_environments(recipe)
+    prompts = recipe.blends[recipe.blends[name].generated.prompts]
+    values = judging.model_dump(mode="json", include={"gym"}) | recipe.model.reading
+    values["code"] = {str(each): code_of(each, own).sha256 for each in prompts.environments}
+    if judging.gym:
+        values["code"]["gym"] = code_of("gym", {}, is_by_gym=True).sha256
+    if servers := servers_elsewhere(judging):
+        values["servers"] = servers
+    unjudged = read_if_there(folder / UNJUDGED, LeftUnjudged)
+    if unjudged and unjudged["calls"]:
+        values["asked_again"] = unjudged["calls"]
+    return values
 
 
 def _published(recipe: Recipe, blend: Blend) -> Settings:

@@ -20,6 +20,7 @@ commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lie
 import errno
 import glob
 import grp
+import math
 import os
 import shutil
 import stat
@@ -110,17 +111,31 @@ def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
     return folder
 
 
-def check_owners(run: Path, group: str | None = None) -> None:
-    """UserError where a file of a training is another user's, and not of the group whose trainings are trusted."""
+def group_number(group: str | None) -> int | None:
+    """Return the number of a site's group; None without one, UserError for an unknown name."""
+    if not group:
+        return None
     try:
-        trusted = group and (int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
+        return int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid
     except KeyError:
         raise UserError(f"group: the site names {group}, a group unknown here; name one of `id`") from None
+
+
+def is_trusted(state: os.stat_result, trusted: int | None) -> bool:
+    """Whether a file is one's own, or of the group whose files are trusted and not writable by all."""
+    if state.st_uid == os.geteuid():
+        return True
+    is_of_group = state.st_gid == trusted and not state.st_mode & stat.S_IWOTH
+    return is_of_group and not stat.S_ISLNK(state.st_mode)
+
+
+def check_owners(run: Path, group: str | None = None) -> None:
+    """UserError where a file of a training is another user's, and not of the group whose trainings are trusted."""
+    trusted = group_number(group)
     for folder, folders, names in os.walk(run):
         for path in (Path(folder), *(Path(folder, name) for name in folders + names)):
             state = path.lstat()
-            is_trusted = state.st_gid == trusted and not state.st_mode & stat.S_IWOTH
-            if state.st_uid != os.geteuid() and (not is_trusted or stat.S_ISLNK(state.st_mode)):
+            if not is_trusted(state, trusted):
                 raise UserError(
                     f"{path}: is {user_name(state.st_uid)}'s, and a training is taken over only from oneself, or from "
                     f"the members of the site's group (group: NAME); to train here yourself, move {run} away"
@@ -182,14 +197,18 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None 
 
 
 def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
-    """Return the best checkpoints by the metric of their step; of equal ones the newer, without the metric none."""
+    """Return the best checkpoints by the metric of their step; of equal ones the newer, without a finite one none."""
     if not checkpointing.keep_top_k:
         return []
     name, sign = METRICS_OF_BEST[checkpointing.metric_name], 1 if checkpointing.higher_is_better else -1
     values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
-    known = [checkpoint for checkpoint in found if values.get(checkpoint.step) is not None]
+    known = [checkpoint for checkpoint in found if math.isfinite(_number(values.get(checkpoint.step)))]
     known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step))
     return known[-checkpointing.keep_top_k :]
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 # --- trees of earlier commits, whose stages trained in a directory of their own ---

@@ -14,7 +14,8 @@ from scripts.commands.project import Project
 from scripts.data.fill import FILES
 from scripts.generated import select as selecting
 from scripts.generated.judge import JUDGED
-from scripts.generated.sample import Kept, prompts_of, sample
+from scripts.generated.kept import Kept
+from scripts.generated.sample import is_response, prompts_of, sample
 from scripts.generated.select import Selection
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe, load_site
@@ -172,12 +173,13 @@ def test_responses_are_the_same_in_any_number_of_shards_and_none_is_sampled_twic
 
 
 def test_a_line_cut_by_a_kill_is_asked_again(tmp_path):
-    kept = Kept(tmp_path, "answers", {0, 1})
-    kept.add({0: ["a"]})
-    kept.add({1: ["b"]})
+    kept = Kept(tmp_path, is_response)
+    kept.begin("answers", {0, 1})
+    kept.add({0: ["a", 1, False]})
+    kept.add({1: ["b", 1, False]})
     path = next(tmp_path.glob("*.jsonl"))
     path.write_text(path.read_text()[:-4])
-    assert Kept(tmp_path, "answers", {0, 1}).answers == {0: ["a"]}
+    assert Kept(tmp_path, is_response).answers == {0: ["a", 1, False]}
 
 
 def response(line, sample, reward, tokens=5, text=None, **more):

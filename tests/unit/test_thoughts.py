@@ -15,8 +15,11 @@ import yaml
 from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_parent, unfinished_thoughts
 from scripts.generated.judge import judge
+from scripts.generated.kept import Kept
 from scripts.generated.select import UNFINISHED, Selection
+from scripts.generated.verdicts import Judges, asked_of, is_verdict
 from scripts.recipe.blend import Blend
+from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.resolve import resolve_stage
@@ -301,8 +304,12 @@ def test_generated_data_are_judged_by_the_answer_and_learnt_with_the_thoughts(tm
     def length(_: dict, answers: list[str]) -> list[float]:
         return [float(len(answer)) for answer in answers]
 
-    (judged,) = judge([(1, row, texts)], Path("train.jsonl"), length, tmp_path)
-    assert [each[0] for each in judged] == [1, 0, 0] and [each[2] for each in judged] == [9, None, 9]
+    judges = Judges(
+        {}, GeneratedSource(kind="generated", by="sft", prompts="p", max_new_tokens=8), "python", ranker="c0"
+    )
+    asked, kept = asked_of(judges, 1, row, texts), Kept[str](tmp_path, is_verdict, str)
+    (judged,) = judge([asked], Path("train.jsonl"), length, kept)
+    assert [each.reward for each in judged] == [1, 0, 0] and [each.score for each in judged] == [9, None, 9]
     blend = Blend.model_validate(
         {
             "kind": "demonstrations",
