@@ -1,7 +1,7 @@
 """Settings of the NeMo-Gym servers that reward a stage's rows."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -46,13 +46,18 @@ class GymServer(Strict):
     """Further tries after a lost connection, after 1, 2, 4, ... at most 60 seconds."""
     max_concurrency: PositiveInt = 16
     """Responses that the server verifies at a time."""
-    confined: bool = True
-    """Let a server that is started here read libraries, the system and caches alone, and write to its own home."""
+    confined: bool | Literal["strict"] = True
+    """Confine a server that is started here: it reads libraries and caches alone, and writes to its own home. With
+    true, a machine that confines files starts it, with a warning of all else that it lacks; strict refuses then; false
+    starts it with your rights."""
+    network: bool | None = None
+    """Whether a server that is started here reaches the network; none: unless it runs answers as code (code_gen,
+    reasoning_gym)."""
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        """Leave out an unset `revision`, which earlier commits had not: kept scores are named by this text."""
+        """Leave out unset settings, which earlier commits had not: kept scores are named by this text."""
         for name, value in super().__repr_args__():
-            if name != "revision" or value is not None:
+            if name not in {"revision", "network"} or value is not None:
                 yield name, value
 
 
@@ -68,5 +73,7 @@ def check_gym(gym: Gym | None, servers: dict[str, GymServer]) -> None:
     for name, server in servers.items():
         if server.revision is not None and server.base_url is None:
             raise invalid(f"gym_servers.{name}.revision is for a server elsewhere; say base_url too, or leave it out")
+        if server.base_url is not None and server.network is not None:
+            raise invalid(f"gym_servers.{name}.network is for a server that is started here, and this one is elsewhere")
         if server.base_url is not None and name in gym.settings:
             raise invalid(f"gym.settings.{name} is for a server that is started here, and this one answers elsewhere")

@@ -31,7 +31,7 @@ from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
 from scripts.rewards.gym_client import Answer, Client, Silent
-from scripts.rewards.gym_yaml import configured
+from scripts.rewards.gym_yaml import RUNS_ANSWERS, configured
 from scripts.rewards.response import parse_calls
 from scripts.rewards.verdict import HARMLESS, NotJudged, VerifierError
 from scripts.rows.messages import shown_question
@@ -155,6 +155,7 @@ class RunningServer:
         self._starts, self._silent = 0, -1  # the server's starts, and the start that last gave no answer
         self._turns = Turns(self._reach.max_concurrency)
         self._judged: tuple[Row, str] | None = None  # a row and a response that the server has judged
+        self._said_to_lack: list[str] = []
 
     def _start(self) -> None:
         said, settings = configured(self._gym, self._name, self._python), self._gym.settings.get(self._name, {})
@@ -176,6 +177,7 @@ class RunningServer:
                 "HF_HOME": str(Path.home() / ".cache/huggingface"),
                 "NLTK_DATA": str(Path.home() / "nltk_data"),
                 **{name: os.environ[name] for name in INHERITED if name in os.environ},
+                **dict.fromkeys(("USER", "LOGNAME"), "gym"),  # some libraries ask, and its own user may have no name
                 **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), self._home),
                 PARENT: str(os.getpid()),
                 "PYTHONPATH": str(installation()),
@@ -188,7 +190,7 @@ class RunningServer:
             start_new_session=True,
         )
         asked = {"folder": said.folder.name, "file": str(said.file), "settings": settings, "home": self._home}
-        asked["is_confined"] = self._reach.confined
+        asked |= {"confined": self._reach.confined, "network": self._has_network(said.folder.name)}
         with self._process.stdin as given, contextlib.suppress(BrokenPipeError):
             given.write(json.dumps(asked).encode())
 
@@ -206,8 +208,24 @@ class RunningServer:
                 f"what {self._requirements} names beside nemo-gym into {self._process.args[0]}'s environment"
             )
         started = json.loads(line)
+        if "refusal" in started:
+            raise ServiceError(f"Gym's server {self._name} is not started: {started['refusal']}")
+        self._warn_of(started["lacks"])
         self._has_sessions = started["has_sessions"]
         return started["socket"]
+
+    def _has_network(self, folder: str) -> bool:
+        """Tell whether the server is to reach the network: as it is set, else unless it runs answers as code."""
+        if self._reach.network is not None:
+            return self._reach.network
+        return folder not in RUNS_ANSWERS
+
+    def _warn_of(self, lacks: list[str]) -> None:
+        """Warn once of each layer missing from the confinement."""
+        new = [lacking for lacking in lacks if lacking not in self._said_to_lack]
+        self._said_to_lack += new
+        if new:
+            warn(f"Gym's server {self._name} is not wholly confined: {'; '.join(new)} (SECURITY.md)")
 
     def _last_words(self) -> str:
         self._log.seek(0)

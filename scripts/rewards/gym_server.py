@@ -1,15 +1,14 @@
-"""Serve one of NeMo-Gym's resources servers on a socket for this user alone, until the starting process ends.
+"""Start one of NeMo-Gym's resources servers, confined, on a socket for this user alone, until the parent ends.
 
-Runs in an environment with nemo-gym, and imports of this project only modules without further needs. Gym's command
-would start a head server, Ray and an environment for every server besides.
+Runs in an environment with nemo-gym, and imports of this project only modules without further needs.
 ``python -P -m scripts.rewards.gym_server`` reads a JSON object from standard input (the folder, the YAML file, settings
-in place of the file's, and a home for the socket) and prints a JSON object: the socket, and whether the server keeps
-sessions.
+in place of the file's, a home for the socket, the confinement) and prints a JSON object: the socket, whether the
+server keeps sessions, and the layers missing from the confinement; or why no server starts.
+
+This process stays outside of the confinement, imports nothing of Gym, holds no secret, and waits for the server.
 """
 
-import contextlib
-import importlib
-import inspect
+import importlib.util
 import json
 import os
 import shutil
@@ -17,55 +16,24 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import nemo_gym
-import resources_servers
-import uvicorn
-from fastapi import FastAPI
-from nemo_gym.base_resources_server import SimpleResourcesServer
-from nemo_gym.config_types import BaseServerConfig
-from nemo_gym.server_utils import ServerClient
-from omegaconf import DictConfig, OmegaConf
-
 from scripts.processes import end_with_parent
-from scripts.rewards.confine import restrict_files
+from scripts.rewards.layers import Wanted, layers_for, run_confined
 
-SYSTEM = ("bin", "etc", "lib", "lib64", "opt", "proc", "run", "sbin", "sys", "usr", "var/lib")
-ROOT = Path(nemo_gym.__file__).parents[1]
-resources_servers.__path__ = [str(ROOT / "resources_servers")]
-
-
-def make_server(folder: str, config: dict[str, Any]) -> SimpleResourcesServer:
-    """Make a server with a configuration, from within the server's folder of modules and prompts."""
-    here = ROOT / "resources_servers" / folder
-    before = set(sys.modules)
-    sys.path.insert(0, str(here))
-    try:
-        module = importlib.import_module(f"resources_servers.{folder}.app")
-    finally:
-        sys.path.remove(str(here))
-        for name in {path.stem for path in here.glob("*.py")} & (set(sys.modules) - before):
-            del sys.modules[name]
-    (served,) = [
-        kind
-        for kind in vars(module).values()
-        if inspect.isclass(kind) and issubclass(kind, SimpleResourcesServer) and kind.__module__ == module.__name__
-    ]
-    typed = served.model_fields["config"].annotation
-    client = ServerClient(
-        head_server_config=BaseServerConfig(host="127.0.0.1", port=1), global_config_dict=DictConfig({})
-    )
-    settings = {**config, "host": "127.0.0.1", "port": 1, "name": folder}
-    with contextlib.chdir(here):
-        return served(config=typed(**settings), server_client=client)
-
-
-def application(server: SimpleResourcesServer, folder: str) -> FastAPI:
-    """Return the web application of a server."""
-    with contextlib.chdir(ROOT / "resources_servers" / folder):
-        return server.setup_webserver()
+SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/opt", "/sbin", "/sys", "/usr")
+SETTINGS = """
+alternatives ca-certificates fonts gai.conf group host.conf hosts ld.so.cache ld.so.conf ld.so.conf.d localtime
+mime.types nsswitch.conf os-release passwd pki/ca-trust pki/tls/cert.pem pki/tls/certs protocols resolv.conf services
+ssl/cert.pem ssl/certs ssl/openssl.cnf timezone
+"""
+"""Files and folders of /etc that programs read, without keys: those of the host lie there, too."""
+SECRETS = {"token", "stored_tokens"}
+"""Files of HF_HOME with keys of the hub."""
 
 
 def end_group_with_this_process(home: str) -> None:
@@ -81,43 +49,61 @@ def end_group_with_this_process(home: str) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def confine(home: Path) -> None:
-    """Leave the server Python, the system, caches of models and data to read, and its home to write to.
+def readable(gym: Path) -> Iterator[Path]:
+    """Yield the files and folders for a server to read: Python, Gym, the system, caches without keys."""
+    yield from (Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path.startswith("/"))
+    yield gym / "resources_servers"
+    yield gym / "nemo_gym"
+    yield Path(__file__).parent
+    yield from map(Path, SYSTEM)
+    yield from (Path("/etc", name) for name in SETTINGS.split())
+    yield Path(os.environ["NLTK_DATA"])
+    with suppress(OSError):  # where there is no cache, or another user's, nothing is read
+        cache = Path(os.environ["HF_HOME"])
+        yield from (path for path in cache.iterdir() if path.name not in SECRETS)
 
-    A kernel without Landlock confines nothing.
-    """
-    caches = [Path(os.environ[name]) for name in ("HF_HOME", "NLTK_DATA")]
-    libraries = [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path.startswith("/")]
-    system = [Path("/", name) for name in SYSTEM]
-    with contextlib.suppress(OSError):
-        restrict_files([*libraries, *system, *caches], [home, Path("/dev")])
+
+def uses_ray(folder: Path) -> bool:
+    """Tell whether a server uses Ray, with processes that talk by sockets and shared memory."""
+    return any("import ray" in path.read_text(errors="replace") for path in folder.rglob("*.py"))
+
+
+def serve(asked: dict[str, Any], listening: socket.socket, lacks: list[str]) -> None:
+    """Serve the server of a request; never returns."""
+    from scripts.rewards import gym_application  # noqa: PLC0415 - which runs Gym's code, in the confined process alone
+
+    started = {"socket": listening.getsockname(), "lacks": lacks}
+    gym_application.serve(asked["folder"], asked["file"], asked["settings"], listening, started)
+
+
+def listen(path: str) -> socket.socket:
+    """Return a socket that listens at a path; made here, since a confined server may make no Unix socket."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen(1024)
+    return listening
 
 
 def main() -> None:
-    """Serve the server named on standard input, as the leader of a session."""
+    """Start the server named on standard input, as the leader of a session, and end with the server's exit code."""
     end_with_parent()
     asked = json.load(sys.stdin)
     end_group_with_this_process(asked["home"])
     sys.path.remove(os.environ.pop("PYTHONPATH"))  # no module of ours is taken for one of theirs
-    if asked["is_confined"]:
-        confine(Path(asked["home"]))
-    folder, parts = asked["folder"], OmegaConf.load(asked["file"]).values()
-    config = next(part.resources_servers[folder] for part in parts if folder in part.get("resources_servers", ()))
-    config = OmegaConf.to_container(OmegaConf.merge(config, asked["settings"]), resolve=True)
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # servers print
-    server = make_server(folder, config)
-    app = application(server, folder)
-    server.setup_exception_middleware(app)
-    listening, path = socket.socket(socket.AF_UNIX), f"{asked['home']}/socket"
-    listening.bind(path)
-    listening.listen(1024)
-    has_sessions = type(server).seed_session is not SimpleResourcesServer.seed_session
-    print(json.dumps({"socket": path, "has_sessions": has_sessions}), file=answers, flush=True)
-    answers.close()
-    os.chdir(ROOT / "resources_servers" / folder)
-    options = {"access_log": False, "log_level": "warning", "timeout_keep_alive": 300}
-    uvicorn.run(app, fd=listening.fileno(), **options)
+    listening = listen(f"{asked['home']}/socket")
+    if not asked["confined"]:
+        serve(asked, listening, lacks=["it has your rights (confined: false)"])
+    gym = Path(importlib.util.find_spec("nemo_gym").origin).parents[1]
+    talks = uses_ray(gym / "resources_servers" / asked["folder"])
+    wanted = Wanted(tuple(readable(gym)), Path(asked["home"]), network=asked["network"], talks=talks)
+    layers = layers_for(wanted)
+    refusal = layers.refusal
+    if layers.lacks and asked["confined"] == "strict":
+        refusal = f"{'; '.join(layers.lacks)}, and confined is strict"
+    if refusal is not None:
+        print(json.dumps({"refusal": refusal}), flush=True)
+        sys.exit(1)
+    sys.exit(run_confined(wanted, layers, partial(serve, asked, listening, layers.lacks)))
 
 
 if __name__ == "__main__":

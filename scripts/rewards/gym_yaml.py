@@ -16,6 +16,9 @@ EVALUATING = {
 }
 """Tasks of reasoning_gym 0.1.25 whose scorers run answers by Python's eval, or by sympy's parser, which does."""
 
+RUNS_ANSWERS = {"code_gen", "reasoning_gym"}
+"""Servers by folder that run answers as code and need no network for it."""
+
 
 def evaluating_task(row: Row) -> str | None:
     """Return the task of a row of reasoning_gym whose scorer evaluates answers, else None."""

@@ -26,7 +26,7 @@ from fastapi.testclient import TestClient
 from nemo_gym.base_resources_server import BaseVerifyRequest
 from omegaconf import OmegaConf
 
-from scripts.rewards.gym_server import ROOT, application, make_server
+from scripts.rewards.gym_application import ROOT, application, make_server
 
 RESPONSE = {
     "id": "r",

@@ -46,7 +46,7 @@ MAY_IMPORT = {
 # File names that several rooms may use: a backend's modules, by which others find it, and the programs of its steps.
 OF_BACKENDS = {"settings", "backend", "train", "training", "export"}
 NEED_TORCH_OR_RAY = {
-    "scripts.rewards.gym_server",  # and NeMo-Gym, in whose environment it runs
+    "scripts.rewards.gym_application",  # and NeMo-Gym, in whose environment it runs
     "scripts.model.pretrained",
     "scripts.backends.quantize",
     "scripts.backends.trl.train",
