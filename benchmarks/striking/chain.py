@@ -20,8 +20,8 @@ import psutil
 
 from benchmarks.striking.kinds import ROOT, RUN, SAVE_PERIOD, Kind
 from benchmarks.striking.sitecustomize import program
+from scripts.stage.removal import unlinked
 from scripts.stage.rundir import checkpoints
-from scripts.stage.store import unlinked
 
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")

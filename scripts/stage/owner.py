@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -29,6 +30,10 @@ from scripts.slurm.client import has_ended, own_job_id
 HEARTBEAT_SECONDS = 20.0
 SILENCE_SECONDS = 300.0
 FENCE_SECONDS = 5.0
+FOLDERS_MADE = 5
+"""How often a folder is made again after a discard in the moment before the lock was made."""
+DISCARDS = "discards"
+"""The purpose of an owner who may remove the folder, and looks for links with the lock in hand."""
 
 
 class Owner(TypedDict):
@@ -42,16 +47,38 @@ class Owner(TypedDict):
     pid_namespace: NotRequired[str]
     slurm_job: NotRequired[str | None]
     token: NotRequired[str]
+    purpose: NotRequired[str]
+
+
+@dataclass(frozen=True)
+class Held:
+    """A lock in the hands of the process, with the thread of the heartbeat."""
+
+    token: str
+    _stop: threading.Event
+    _heart: threading.Thread
+
+    def is_in(self, owner_file: Path) -> bool:
+        """Whether an owner file is the held lock, wherever the folder was moved."""
+        return _is_ours(owner_file, self.token)
+
+    def rest(self) -> None:
+        """End the heartbeat, before the folder is moved: the thread would miss the lock and end the process."""
+        self._stop.set()
+        self._heart.join()
 
 
 @contextmanager
-def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
+def hold(
+    owner_file: Path, timeout: float = 0.0, purpose: str | None = None, makes_folder: bool = True
+) -> Iterator[Held]:
     """Hold the lock while the block runs; take over a dead process's.
 
-    A living owner is named, with host and job, and waited for `timeout` seconds; then UserError.
+    A living owner is named, with host and job, and waited for `timeout` seconds; then UserError. `purpose` stands in
+    the owner file. FileNotFoundError for a missing folder, unless the lock `makes_folder`.
     """
     announced, token, since = False, secrets.token_hex(8), time.monotonic()
-    while not _take(owner_file, token):
+    while not _take(owner_file, token, purpose, makes_folder):
         owner = read_owner(owner_file)
         holder = describe(owner)
         if time.monotonic() - since >= timeout:
@@ -63,11 +90,11 @@ def hold(owner_file: Path, timeout: float = 0.0) -> Iterator[None]:
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
     heart.start()
+    held = Held(token, stop, heart)
     try:
-        yield
+        yield held
     finally:
-        stop.set()
-        heart.join()
+        held.rest()
         if _is_ours(owner_file, token):
             owner_file.unlink(missing_ok=True)
 
@@ -126,16 +153,16 @@ def is_alive(owner_file: Path, only_read: bool = False) -> bool:
     return False
 
 
-def _take(owner_file: Path, token: str) -> bool:
+def _take(owner_file: Path, token: str, purpose: str | None = None, makes_folder: bool = True) -> bool:
     guard = owner_file.with_name(f".{owner_file.name}.takeover")
-    if _link(owner_file, token):
+    if _link(owner_file, token, purpose, makes_folder):
         if not is_alive(guard):  # killed while it took over
             guard.unlink(missing_ok=True)
         return True
     if is_alive(owner_file):
         return False
     # Only the process that creates the guard may remove a dead owner's file. A guard older than a minute is a leftover.
-    if not _link(guard, token):
+    if not _link(guard, token, purpose, makes_folder):
         with suppress(FileNotFoundError):
             if abs(time.time() - guard.stat().st_mtime) > 60:
                 guard.unlink(missing_ok=True)
@@ -147,7 +174,7 @@ def _take(owner_file: Path, token: str) -> bool:
                 silence = _silence(owner_file)
             if read_owner(owner_file) == displaced:  # a living owner may have ended, and another have come
                 owner_file.unlink(missing_ok=True)
-        taken = _link(owner_file, token)
+        taken = _link(owner_file, token, purpose, makes_folder)
     finally:
         guard.unlink(missing_ok=True)
     if taken and displaced and not _is_local(displaced) and silence < 2 * HEARTBEAT_SECONDS:
@@ -160,11 +187,8 @@ def _is_local(owner: dict[str, Any]) -> bool:
     return (owner.get("host"), owner.get("pid_namespace")) == (socket.gethostname(), pid_namespace())
 
 
-def _link(owner_file: Path, token: str) -> bool:
-    """Make the owner file, whole, unless there is one; the folder may have been discarded meanwhile."""
-    owner_file.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(owner_file.parent, owner_file.name)
-    mine = hidden_name(owner_file)
+def _link(owner_file: Path, token: str, purpose: str | None, makes_folder: bool) -> bool:
+    """Make the owner file, whole, unless there is one; a folder discarded meanwhile is made again."""
     record = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -175,6 +199,22 @@ def _link(owner_file: Path, token: str) -> bool:
         "since": time.time(),
         "token": token,
     }
+    if purpose is not None:
+        record["purpose"] = purpose
+    for _ in range(FOLDERS_MADE):
+        if makes_folder:
+            owner_file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return _link_record(owner_file, record)
+        except FileNotFoundError:
+            if not makes_folder:
+                raise
+    return False
+
+
+def _link_record(owner_file: Path, record: dict[str, Any]) -> bool:
+    remove_leftovers(owner_file.parent, owner_file.name)
+    mine = hidden_name(owner_file)
     try:
         mine.write_text(json.dumps(record), encoding="utf-8")
         os.link(mine, owner_file)

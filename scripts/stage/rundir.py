@@ -92,12 +92,6 @@ def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tup
     yield from ((name, found) for name, found in zip(files, in_threads(problem, files), strict=True) if found)
 
 
-def finish_removals(run: Path) -> None:
-    """Remove what a kill left of checkpoints that were being removed."""
-    for leftover in (run / "checkpoints").glob("removing_*"):
-        shutil.rmtree(leftover)
-
-
 def step_of(path: Path) -> int:
     """Return the step in a checkpoint's name, -1 for another name."""
     match = _STEP.fullmatch(path.name)

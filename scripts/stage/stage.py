@@ -19,8 +19,17 @@ from scripts.records import Amendment, CheckpointRecord, ExportRecord, Facts, re
 from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths, owner_of
-from scripts.stage.rundir import finish_removals
-from scripts.stage.store import folder_of, identity_in, identity_of, made_store, stage_facts, take_in
+from scripts.stage.removal import await_discards, take_back
+from scripts.stage.store import (
+    finish_removals,
+    folder_of,
+    identity_in,
+    identity_of,
+    made_store,
+    stage_facts,
+    take_in,
+)
+from scripts.stage.uses import note_project
 
 Results = Annotated[Path, "the run's folder of results: results"]
 Name = Annotated[str, "the stage's name in the recipe"]
@@ -185,6 +194,8 @@ class Stage:
         """
         root, facts = self.root or self.results, self.facts
         folder = made_store(root) / identity_of(facts)
+        note_project(root)
+        take_back(folder)
         take_in(root, self.trained_paths)
         is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
         with nullcontext() if is_readable_alone else hold(owner_of(folder), patience):
@@ -198,6 +209,8 @@ class Stage:
                 if self.amendment:
                     link_start(root, self.trained_paths, folder, self.amendment)
             link_to(self.paths.directory / "run", folder)
+            if is_readable_alone:
+                await_discards(folder)
             yield folder
 
 

@@ -18,19 +18,17 @@ commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lie
 """
 
 import errno
-import glob
 import grp
 import math
 import os
 import shutil
 import stat
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 
-from scripts.errors import UserError, user_name
+from scripts.errors import UserError, user_name, warn
 from scripts.files import canonical_json, fsync_directory, link_to, sha256_text
 from scripts.recipe.stage_settings import METRICS_OF_BEST, Checkpointing, TrainingConfig
 from scripts.records import (
@@ -48,12 +46,13 @@ from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths, owner_of
 from scripts.stage.progress import read_log
 from scripts.stage.publish import MEGATRON, export_name, note_export
-from scripts.stage.rundir import FILES, Checkpoint, checkpoints, finish_removals, newest_step
+from scripts.stage.rundir import FILES, Checkpoint, checkpoints, damage_of, newest_step, step_of
+from scripts.stage.uses import find_uses
 
-LINKS = ("run", "ckpt/weights", "hf/model", "hf/adapter")
-PLACES = ("*", "*/*", "*/sample-*/*")
 LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
 MOMENT = 60.0
+GOING = "removing_"
+"""How the name of a checkpoint begins during the removal."""
 
 
 def stage_facts(
@@ -151,35 +150,11 @@ def made_store(root: Path) -> Path:
     return store
 
 
-def linked(root: Path) -> Iterator[Path]:
-    """Yield the targets of all runs' links into the store, as ``<identity>/...``."""
-    store = Path(os.path.realpath(root / STORE))
-    for place, name in product(PLACES, LINKS):
-        for found in glob.iglob(f"{place}/{name}", root_dir=root):  # noqa: PTH207  (passes over the unreadable)
-            target = Path(os.path.realpath(root / found))
-            if target != store and target.is_relative_to(store):
-                yield target.relative_to(store)
-
-
-def unlinked(root: Path) -> list[Path]:
-    """Return the folders of the store that no ``run``, ``ckpt`` or ``hf`` of any run links to."""
-    used = {target.parts[0] for target in linked(root)}
-    earlier = [path for place in PLACES for path in root.glob(f"{place}/run.{'[0-9a-f]' * 16}")]
-    folders = [path for path in (root / STORE).glob("[!.]*") if path.name not in used]
-    return sorted(path for path in (*folders, *earlier) if path.is_dir() and not path.is_symlink())
-
-
-def tree_bytes(directory: Path) -> int:
-    """Return the bytes that removing a folder frees; a file with a name elsewhere stays."""
-    names = Counter(os.lstat(Path(folder, name)) for folder, _, names in os.walk(directory) for name in names)
-    return sum(512 * status.st_blocks for status, count in names.items() if count == status.st_nlink)
-
-
 def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None = None) -> list[int]:
     """Remove checkpoints of a training folder and return their steps.
 
     Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, `keep_steps`, the step `best` that the
-    stage may publish, and what any run published.
+    stage may publish, and what any run published; all, while a place that may hold links is unreadable.
     A checkpoint is renamed before it is removed, so half of one never looks whole.
     """
     if checkpointing.keep_last_k is None:
@@ -188,12 +163,44 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None 
     found = checkpoints(run)
     newest = found[-checkpointing.keep_last_k :]
     kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps, best}
-    removed = [each for each in found if each.step not in kept]
-    published = {*linked(run.parent.parent)} if removed else ()
-    removed = [each for each in removed if Path(run.name, "checkpoints", each.path.name) not in published]
-    for checkpoint in removed:
-        shutil.rmtree(checkpoint.path.rename(checkpoint.path.with_name(f"removing_{checkpoint.path.name}")))
-    return [checkpoint.step for checkpoint in removed]
+    removed = _unpublished(run, [each for each in found if each.step not in kept])
+    away = {each: _named_for_removal(each.path) for each in removed}
+    for checkpoint, place in away.items():
+        checkpoint.path.rename(place)
+    # Who may not write here links without the lock; a link that came since is seen now, or its maker sees the renaming.
+    still = _unpublished(run, removed)
+    for checkpoint, place in away.items():
+        if checkpoint in still:
+            shutil.rmtree(place)
+        else:
+            place.rename(checkpoint.path)
+    return [checkpoint.step for checkpoint in still]
+
+
+def finish_removals(run: Path) -> None:
+    """Remove the rest of checkpoints whose removal a kill cut off; a published, whole one comes back."""
+    for leftover in sorted((run / "checkpoints").glob(f"{GOING}*")):
+        place = leftover.with_name(leftover.name.removeprefix(GOING))
+        checkpoint = Checkpoint(step_of(place), place)
+        if _unpublished(run, [checkpoint]):
+            shutil.rmtree(leftover)
+        elif not place.exists() and damage_of(leftover, content=False) is None:
+            leftover.rename(place)
+
+
+def _named_for_removal(checkpoint: Path) -> Path:
+    return checkpoint.with_name(f"{GOING}{checkpoint.name}")
+
+
+def _unpublished(run: Path, among: list[Checkpoint]) -> list[Checkpoint]:
+    """Return the checkpoints without a link; none, with a warning, while a place is unreadable."""
+    if not among:
+        return []
+    uses = find_uses(run.parent.parent)
+    if uses.unknown:
+        warn(f"{run}: no checkpoint is removed: {uses.words_of_unknown()}")
+        return []
+    return [each for each in among if not uses.of(each.path)]
 
 
 def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:

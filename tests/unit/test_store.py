@@ -15,7 +15,6 @@ import pytest
 
 from scripts import files
 from scripts.backends.protocol import Backend, StopRequest
-from scripts.commands.discard import discard
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.load import load_recipe
@@ -26,9 +25,10 @@ from scripts.stage.owner import hold
 from scripts.stage.paths import owner_of
 from scripts.stage.progress import Reach, note_reach, read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
+from scripts.stage.removal import discard, unlinked
 from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import folder_of, identity_in, prune_checkpoints, unlinked
+from scripts.stage.store import folder_of, identity_in, prune_checkpoints
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -356,7 +356,7 @@ def test_discard_removes_what_no_run_links_to_and_says_what_that_frees(train):
         train(stage)
     root = Path("results")
     assert unlinked(root) == []
-    with pytest.raises(UserError, match="nothing links to"):
+    with pytest.raises(UserError, match="results/b/sft/ckpt/weights leads to it, and 1 more"):
         discard(folder, root)
     shutil.rmtree("results/b")
     shutil.rmtree("results/a/sft/ckpt")

@@ -126,7 +126,7 @@ def test_a_changed_setting_trains_that_stage_alone_and_the_run_before_is_shown_a
     assert "step 3 of identity" in output and "already trained; publishing it" in output
     assert copied.content("rlvr1") == before["rlvr1"]
     refused = copied.run(*command, "discard", "results/short/rlvr1/run", check=False)
-    assert refused.returncode == 1 and "that nothing links to" in refused.stdout
+    assert refused.returncode == 1 and "results/short/rlvr1/ckpt/weights leads to it" in refused.stdout
     assert new in copied.run(*command, "discard", "--dry-run").stdout
     copied.run(*command, "discard")
     assert not (copied.root / "results/store" / new).exists() and (copied.root / "results/store" / old).exists()
