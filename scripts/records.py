@@ -1,7 +1,7 @@
 """Types and readers of records; damage is one message and never a traceback.
 
 Records with one reader stand beside the reader. A type names the keys in use and keeps unknown keys, so records of
-earlier and later commits are read alike.
+earlier and later commits are read alike. Names that become paths are checked here, once (scripts.names).
 """
 
 import json
@@ -13,13 +13,14 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, Ty
 import msgspec
 
 from scripts.errors import UserError
+from scripts.names import CHECKPOINT, EXPORT, SOURCE, Folder, PartName, check_listed
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Record = TypeVar("Record")
 
 
 class File(TypedDict):
-    """Size and hash of a file; a large file may lack the hash."""
+    """Size and hash of a file; a large file of a checkpoint may lack the hash."""
 
     bytes: Count
     sha256: str | None
@@ -48,7 +49,7 @@ class Origin(TypedDict):
 class SourceRecord(TypedDict):
     """data/source/record.json."""
 
-    blends: dict[str, Origin]
+    blends: dict[PartName, Origin]
     tables: NotRequired[dict[str, str]]
     files: dict[str, SourceFile]
 
@@ -86,7 +87,7 @@ class Manifest(TypedDict):
 
 
 # The training that an amended one goes on from, and the step.
-AmendedFrom = TypedDict("AmendedFrom", {"from": str, "step": Count})
+AmendedFrom = TypedDict("AmendedFrom", {"from": PartName, "step": Count})
 
 
 class Facts(TypedDict):
@@ -110,11 +111,11 @@ class Facts(TypedDict):
 class RunIdentity(Facts):
     """run/identity.json."""
 
-    identity: str
+    identity: PartName
 
 
 # The identity that a stage of the same facts has without the amendment.
-_AmendedFor = TypedDict("_AmendedFor", {"for": str})
+_AmendedFor = TypedDict("_AmendedFor", {"for": PartName})
 
 
 class Amendment(AmendedFrom, _AmendedFor):
@@ -124,7 +125,7 @@ class Amendment(AmendedFrom, _AmendedFor):
     config. The training it goes on from had reached `step` of `planned`.
     """
 
-    identity: str
+    identity: PartName
     planned: Count
     because: str
     changed: list[str]
@@ -140,7 +141,7 @@ class Amendments(TypedDict):
 class Data(TypedDict):
     """The training data of a stage."""
 
-    blend: str
+    blend: PartName
     source: Dataset | None
     tables: dict[str, str | None]
     manifest: str
@@ -195,7 +196,7 @@ class ModelSource(TypedDict):
 
     name: str
     revision: str | None
-    content: NotRequired[str]
+    content: NotRequired[PartName]
 
 
 class NamedTemplate(TypedDict):
@@ -226,18 +227,18 @@ class Origins(TypedDict, total=False):
 class Parent(Origins):
     """A checkpoint's note of a parent."""
 
-    stage: str
+    stage: PartName
     step: Count
-    identity: str
-    content: str
+    identity: PartName
+    content: PartName
 
 
 class CheckpointRecord(Origins):
     """ckpt/record.json."""
 
-    stage: str
+    stage: PartName
     step: Count
-    identity: str
+    identity: PartName
     facts: Facts
     parents: list[Parent]
     files: Files
@@ -251,10 +252,10 @@ class ExportRecord(TypedDict):
     quantized: NotRequired[dict[str, Any]]
     code: NotRequired[list[str]]
 
-    stage: str
+    stage: PartName
     step: Count
-    identity: str
-    content: str
+    identity: PartName
+    content: PartName
     files: Files
 
 
@@ -345,15 +346,15 @@ class Benchmark(TypedDict, total=False):
     change: Change | None
     change_from_first: Change | None
     generation: dict[str, Any]
-    key: str
-    first: str | None
+    key: PartName
+    first: PartName | None
 
 
 class Benchmarks(TypedDict):
     """benchmarks.json; `content` is the export's."""
 
-    stage: str
-    content: str
+    stage: PartName
+    content: PartName
     benchmarks: dict[str, Benchmark]
     by: NotRequired[str]
     not_used: NotRequired[dict[str, Any]]
@@ -398,10 +399,10 @@ class Candidate(TypedDict):
     `tied`: chance explains the difference.
     """
 
-    name: str
-    identity: str
+    name: PartName
+    identity: PartName
     step: Count
-    content: str
+    content: PartName
     score: float | None
     low: float | None
     high: float | None
@@ -413,9 +414,9 @@ class Candidate(TypedDict):
 class Choice(TypedDict):
     """choice.json: the chosen, best first, and the candidates by score, the left out last."""
 
-    stage: str
+    stage: PartName
     by: str
-    chosen: list[str]
+    chosen: Annotated[list[PartName], msgspec.Meta(min_length=1)]
     candidates: list[Candidate]
 
 
@@ -510,7 +511,7 @@ ADVICE = {
     CheckpointRecord: "delete it, and Snakemake publishes the checkpoint again, without training",
     ExportRecord: "delete it, and Snakemake exports the checkpoint again",
     RunIdentity: (
-        "nobody knows what the directory trained: write the file again (the identity and facts of ckpt/record.json, "
+        "the training of the directory is unknown: write the file again (the identity and facts of ckpt/record.json, "
         "where the stage is published from this directory), or move the directory away, and the stage trains anew"
     ),
     Reaches: "delete it; the next attempt works it out again",
@@ -519,12 +520,27 @@ ADVICE = {
 }
 
 
+LISTS: dict[Any, Folder] = {
+    CheckpointRecord: CHECKPOINT,
+    ExportRecord: EXPORT,
+    SourceRecord: SOURCE,
+    Files: CHECKPOINT,
+}
+"""The records that list the files of a folder, with what the folder may hold."""
+
+
 def read_record(path: Path, kind: type[Record]) -> Record:
-    """Return a record with all keys; UserError with file, damage and remedy."""
+    """Return a record with all keys; UserError with file, damage and remedy.
+
+    Whatever it names is the name of a file or folder where the record says, so readers join names to folders.
+    """
     text = read_bytes(path)
     try:
         value = msgspec.json.decode(text)
         msgspec.convert(value, kind)
+        if kind in LISTS:
+            files = value if kind is Files else value["files"]
+            check_listed(files, LISTS[kind])
     except DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); {ADVICE.get(kind, AGAIN)}") from None
     return value
@@ -535,7 +551,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             kind = "folder" if path.is_dir() else "device or pipe"
-            raise UserError(f"{path}: not a file but a {kind}; remove or rename it")
+            raise UserError(f"{path}: not a file but a {kind}; remove or rename the {kind}")
         return path.read_bytes()
     except FileNotFoundError:
         lacks = f"no such file; ask Snakemake for it: snakemake {path}"

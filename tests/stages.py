@@ -124,7 +124,7 @@ def note_made(recipe: Recipe, results: Path, blend: str) -> None:
 def checkpoint_record(stage: str, step: int = 1, files: dict[str, int] | None = None, **more: Any) -> dict[str, Any]:
     """A ckpt/record.json of made-up hashes; `files`: sizes by name."""
     facts = dict.fromkeys(("config", "train_split", "validation_split", "parent_export"), "0")
-    described = {name: {"bytes": size, "sha256": "0"} for name, size in (files or {}).items()}
+    described = {name: {"bytes": size, "sha256": "0" * 64} for name, size in (files or {}).items()}
     record = {"stage": stage, "step": step, "identity": identity_of(facts), "facts": facts, "parents": []}
     return record | {"files": described} | more
 

@@ -12,7 +12,7 @@ from huggingface_hub.utils import disable_progress_bars
 from scripts.data.hub import TOKEN, brief, status_of
 from scripts.errors import UserError
 from scripts.model.hugging_face import check_model
-from scripts.records import read_if_there
+from scripts.records import ExportRecord, File, read_if_there
 from scripts.report.card import model_card
 from scripts.report.chain import Link, read_chain
 from scripts.report.verify import verify_export
@@ -29,6 +29,7 @@ def verified_link(hf: Path, with_code: bool = False) -> Link:
     """
     link = read_chain(hf)[-1]
     if link.exported is None:
+        read_if_there(link.paths.export_record, ExportRecord)  # a damaged record is told of
         raise UserError(f"{hf}: no export of the published checkpoint; snakemake {link.paths.directory}/hf")
     if found := verify_export(link).problems:
         raise UserError("\n".join([f"{hf}: not pushed, files differ from the record:", *found]))
@@ -46,7 +47,7 @@ def push(link: Link, repository: str, card: str, is_public: bool = False) -> str
     if not get_token():
         raise UserError("no token: export HF_TOKEN with write access, or run hf auth login")
     exported, model = link.exported, link.paths.export
-    files = [CommitOperationAdd(name, str(model / name)) for name in exported["files"]]
+    files = [_addition(model, name, described) for name, described in exported["files"].items() if name != CARD]
     operations = [*files, CommitOperationAdd(CARD, card.encode())]
     message = f"{link.name}, step {link.record['step']}, identity {link.record['identity']}, {exported['content']}"
     try:
@@ -60,6 +61,18 @@ def push(link: Link, repository: str, card: str, is_public: bool = False) -> str
             reason = cause.server_message or "without a reason"
             says = f"the hub refuses it ({status_of(cause)}: {reason}); may {TOKEN} write there?"
         raise UserError(f"{repository} at {constants.ENDPOINT}: {says}") from None
+
+
+def _addition(model: Path, name: str, described: File) -> CommitOperationAdd:
+    """Return the operation that adds a file; UserError for other bytes than recorded, which somebody put there since.
+
+    The client reads the file for the hash that the hub asks for.
+    """
+    addition = CommitOperationAdd(name, str(model / name))
+    sent = addition.upload_info
+    if (sent.size, sent.sha256.hex()) != (described["bytes"], described["sha256"]):
+        raise UserError(f"{model / name}: has changed since the export was verified, so nothing is pushed; push again")
+    return addition
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from scripts.errors import UserError
+from scripts.names import fault_of_name, shown_name
 from scripts.records import DAMAGE
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -132,9 +133,11 @@ def _placed(index: Path) -> dict[str, str]:
     """Return the shard of each tensor; UserError unless all shards are files of the index's folder."""
     placed = _read(index).get("weight_map")
     if not isinstance(placed, dict) or not all(isinstance(shard, str) for shard in placed.values()):
-        raise UserError(f"{index}: its weight_map does not place tensors in files; take a whole copy of the model")
-    if outside := next((shard for shard in placed.values() if "/" in shard), None):
-        raise UserError(f"{index}: places tensors in {outside}, outside of the folder; do not trust the model")
+        raise UserError(f"{index}: the weight_map does not place tensors in files; take a whole copy of the model")
+    outside = next((shard for shard in placed.values() if "/" in shard or fault_of_name(shard)), None)
+    if outside is not None:
+        says = f"places tensors in {shown_name(outside)}, outside of the folder"
+        raise UserError(f"{index}: {says}; do not trust the model")
     return placed
 
 

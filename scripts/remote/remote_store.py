@@ -19,14 +19,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 import msgspec
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file
+from scripts.names import PartName, check_listed, of_training
 from scripts.recipe.config import Store
-from scripts.records import Files
+from scripts.records import DAMAGE, Count, Files
 from scripts.remote import limits
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 KEY = "STAGECOACH_STORE_KEY"
 """The environment variable with the project's key, by which manifests are signed and held against their signature."""
 MANIFEST = re.compile(r"([0-9a-f]{16})\.(\d{1,9})\.json")
-SHA256 = re.compile(r"[0-9a-f]{64}")
 PREFIX = re.compile(r"[0-9a-f]{2}")
 MARKER = "stagecoach-store.json"
 LONGEST_MARKER = 4096
@@ -67,6 +67,7 @@ class Marker(TypedDict):
 
 
 MARKED = Marker(stagecoach_store="trainings of Stagecoach: objects/ and trainings/", layout=1)
+Signature = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Manifest(TypedDict):
@@ -75,13 +76,13 @@ class Manifest(TypedDict):
     With `is_passing` the step is kept until a later one is there.
     """
 
-    identity: str
-    step: int
-    stage: str
+    identity: PartName
+    step: Count
+    stage: PartName
     files: Files
     weights: bool
     is_passing: NotRequired[bool]
-    signature: NotRequired[str]
+    signature: NotRequired[Signature]
 
 
 @dataclass
@@ -208,15 +209,14 @@ class RemoteStore:
             raise UserError(f"{self._files.where}: has no step {step} of training {identity}") from None
         try:
             manifest = msgspec.json.decode(text, type=Manifest)
-        except (msgspec.MsgspecError, ValueError) as error:
+            check_listed(manifest["files"], of_training(step))
+        except DAMAGE as error:
             # Another service answers every question with the same page.
             self._has_marker()
-            raise UserError(f"{path}: damaged ({error}); remove it: stagecoach store prune {identity}") from None
+            remedy = f"remove the manifest: stagecoach store prune {identity}"
+            raise UserError(f"{path}: damaged ({error}); {remedy}") from None
         if (manifest["identity"], manifest["step"]) != (identity, step):
-            raise UserError(f"{path}: is the manifest of training {manifest['identity']}; remove it")
-        for name, file in manifest["files"].items():
-            if not _is_ours(name, file["sha256"]):
-                raise UserError(f"{path}: {name} lies outside of the training, or has no hash; remove the manifest")
+            raise UserError(f"{path}: is the manifest of training {manifest['identity']}; remove the manifest")
         key = os.environ.get(KEY)
         if key and not hmac.compare_digest(manifest.get("signature", ""), _sign(manifest, key)):
             raise UserError(f"{path}: not signed with the key in {KEY}, so nothing is taken from it")
@@ -330,12 +330,6 @@ class RemoteStore:
             self._files.make_folder(target.rpartition("/")[0])
             self._files.put_file(path, target)
             pace.relative_update(path.stat().st_size)
-
-
-def _is_ours(name: str, digest: str | None) -> bool:
-    """Whether a manifest's file lies in a training's folder, and has a hash."""
-    path = PurePosixPath(name)
-    return not path.is_absolute() and ".." not in path.parts and bool(SHA256.fullmatch(digest or ""))
 
 
 def _is_whole(path: Path, digest: str, size: int) -> bool:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.names import fault_of_file
 from scripts.program import run_command_line
 from scripts.report.chain import Link, read_chain
 
@@ -76,6 +77,8 @@ def _checkpoint(wandb: Any, link: Link) -> Any:
     if link.on_disk:
         weights = (link.paths.ckpt / "weights").resolve()
         for name in link.record["files"]:
+            if fault := fault_of_file(weights, name):
+                raise UserError(f"{weights / name}: {fault}, by {link.paths.record}, so nothing is recorded of it")
             artifact.add_reference((weights / name).as_uri(), name=name)
     return artifact
 

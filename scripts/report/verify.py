@@ -8,21 +8,41 @@ from tqdm import tqdm
 
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file, sha256_text
+from scripts.names import fault_of_file
 from scripts.recipe.resolve import read_values
 from scripts.records import ExportRecord, Files, SourceRecord
 from scripts.report.chain import Link, readable
 from scripts.stage.consistency import MEGATRON, damage, of_checkpoint, of_export, told
 
 SHOWN_FROM_SECONDS = 2.0
+LINKED = ".zip"
+"""Archives of a user's folder, which a source links to (scripts.data.download)."""
 
 
 class Recorded(NamedTuple):
-    """A file with the recorded size and hash (None: not recorded), and the record."""
+    """A file of a folder with the recorded size and hash (None: not recorded), and the record.
 
-    path: Path
+    `is_linked`: the file may be a link out of the folder, as archives of a source are.
+    """
+
+    folder: Path
+    name: str
     size: int | None
     sha256: str | None
     record: Path
+    is_linked: bool = False
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / self.name
+
+    @property
+    def fault(self) -> str | None:
+        """What keeps the name from being a file of the folder; None for a sound one."""
+        if self.is_linked and self.path.is_file():
+            return None
+        return fault_of_file(self.folder, self.name)
 
 
 class Verification(NamedTuple):
@@ -46,7 +66,7 @@ def verify_export(link: Link) -> Verification:
 
 def _compare(recorded: Iterable[Recorded], problems: Iterable[str]) -> Verification:
     wanted, hashed = list(dict.fromkeys(recorded)), dict[tuple[int, int], tuple[int, str]]()
-    total = sum(item.path.stat().st_size for item in wanted if item.sha256 and item.path.is_file())
+    total = sum(item.path.stat().st_size for item in wanted if item.sha256 and not item.fault)
     bar = {"unit": "B", "unit_scale": True, "delay": SHOWN_FROM_SECONDS, "leave": False, "disable": None}
     with tqdm(total=total, desc="verifying", **bar) as progress:
         found = [problem for item in wanted if (problem := _problem_of(item, hashed, progress))]
@@ -55,8 +75,8 @@ def _compare(recorded: Iterable[Recorded], problems: Iterable[str]) -> Verificat
 
 def _problem_of(item: Recorded, hashed: dict[tuple[int, int], tuple[int, str]], progress: tqdm) -> str | None:
     """Return a file's problem; `hashed` has size and hash of the files read so far, by device and inode."""
-    if not item.path.is_file():
-        return f"{item.path}: missing ({item.record} lists it)"
+    if item.fault:
+        return f"{item.path}: {item.fault} ({item.record} lists the file)"
     status = item.path.stat()
     if item.size is not None and status.st_size != item.size:
         return f"{item.path}: has {status.st_size} bytes, but {item.record} says {item.size}"
@@ -87,12 +107,13 @@ def _files_of(link: Link) -> Iterator[Recorded]:
     if link.blend is None:
         return
     facts, manifest = link.record["facts"], link.blend / "manifest.json"
-    yield Recorded(link.blend / "train-split.jsonl", None, facts["train_split"], record)
-    yield Recorded(link.blend / "val-split.jsonl", None, facts["validation_split"], record)
-    yield Recorded(manifest, None, link.record["data"]["manifest"], record)
+    yield Recorded(link.blend, "train-split.jsonl", None, facts["train_split"], record)
+    yield Recorded(link.blend, "val-split.jsonl", None, facts["validation_split"], record)
+    yield Recorded(link.blend, manifest.name, None, link.record["data"]["manifest"], record)
     source = link.blend.with_name("source")
     if described := readable(source / "record.json", SourceRecord):
-        yield from _listed(described["files"], source, source / "record.json")
+        for item in _listed(described["files"], source, source / "record.json"):
+            yield item._replace(is_linked=item.name.endswith(LINKED))
 
 
 def _exported(link: Link) -> Iterator[Recorded]:
@@ -104,7 +125,7 @@ def _exported(link: Link) -> Iterator[Recorded]:
 
 def _listed(files: Files, folder: Path, record: Path) -> Iterator[Recorded]:
     for name, described in files.items():
-        yield Recorded(folder / name, described["bytes"], described["sha256"], record)
+        yield Recorded(folder, name, described["bytes"], described["sha256"], record)
 
 
 def _contradictions(link: Link) -> Iterator[str]:

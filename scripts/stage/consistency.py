@@ -28,7 +28,7 @@ from scripts.records import (
 )
 from scripts.stage.paths import StagePaths
 from scripts.stage.publish import MEGATRON, export_name
-from scripts.stage.rundir import differences, step_of
+from scripts.stage.rundir import differences, step_of, unlisted
 from scripts.stage.store import facts_in, identity_of
 
 HASHED_BYTES = 16 << 20
@@ -149,8 +149,13 @@ def of_export(paths: StagePaths, hashed_bytes: int = -1) -> Iterator[str]:
         target = paths.export.readlink()
         yield f"{paths.export}: a link to {target}, but {path} names {content}; delete both, and {EXPORTS}"
     folder = paths.exported(content)
-    for name, problem in differences(folder, record["files"], hashed_bytes) if folder.is_dir() else ():
+    if not folder.is_dir():
+        return
+    for name, problem in differences(folder, record["files"], hashed_bytes):
         yield f"{folder / name}: {problem}, by {path}; delete {folder} and the record, and {EXPORTS}"
+    for name in unlisted(folder, record["files"]):
+        if name != MEGATRON:  # of earlier commits
+            yield f"{folder / name}: is not among the export's files, by {path}; move the file away"
 
 
 def exported_model(export_record: Path) -> Path:

@@ -56,7 +56,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     weights, exports = ckpt / "weights", exports_of(ckpt)
     chosen = model_files(weights) if weights.is_dir() else []
     if not any(path.suffix == ".safetensors" for path in chosen):
-        raise UserError(f"{weights}: no *.safetensors; the checkpoint is damaged: delete it and train the stage again")
+        raise UserError(f"{weights}: no *.safetensors; delete the damaged checkpoint and train the stage again")
     with temporary_directory(exports / "incoming") as fresh:
         for path in chosen:
             link_or_copy(path, fresh / path.name)

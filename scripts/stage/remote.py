@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
+from scripts.names import NameFault, check_listed, fault_of_file, of_training
 from scripts.recipe.config import Store
 from scripts.records import ExportRecord, Files, Record, RunIdentity, read_if_there, read_record
 from scripts.remote.remote_store import Manifest, RemoteStore
@@ -50,17 +51,33 @@ def manifest_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool, is
         files |= {f"{place}/{name}": file for name, file in listed.items()}
     lacking = [name for name, file in files.items() if not file["sha256"]]
     files |= _described(run, [run / name for name in lacking])
+    _check_sendable(run, checkpoint.step, files)
     identity = read_record(run / "identity.json", RunIdentity)["identity"]
     has = {"weights": weights or not exported, "is_passing": is_passing}
     return Manifest(identity=identity, step=checkpoint.step, stage=stage, files=files, **has)
 
 
 def _described(run: Path, paths: Collection[Path]) -> Files:
-    return {
-        str(path.relative_to(run)): {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-        for path in paths
-        if path.exists()
-    }
+    """Return size and hash of the files of a training's folder that are there."""
+    names = [str(path.relative_to(run)) for path in paths if path.exists()]
+    _check_regular(run, names)
+    return {name: {"bytes": (run / name).stat().st_size, "sha256": sha256_file(run / name)} for name in names}
+
+
+def _check_regular(run: Path, names: Iterable[str]) -> None:
+    """UserError unless the names are of regular files of a training's folder: no link may lead out."""
+    for name in names:
+        if fault := fault_of_file(run, name):
+            raise UserError(f"{run / name}: {fault}, so nothing of this training is pushed")
+
+
+def _check_sendable(run: Path, step: int, files: Files) -> None:
+    """UserError unless files are such as a remote store keeps of a training, so that whoever pulls reads the list."""
+    _check_regular(run, files)
+    try:
+        check_listed(files, of_training(step))
+    except NameFault as fault:
+        raise UserError(f"{run}: {fault}, so nothing of this training is pushed") from None
 
 
 def push(

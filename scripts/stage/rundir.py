@@ -1,6 +1,7 @@
 """Checkpoints of a training folder: sealed with a list of their files, read back, held against the list."""
 
 import math
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from scripts.errors import UserError
 from scripts.files import describe_files, fsync_directory, in_threads, sha256_file, sync_tree, write_json
+from scripts.names import fault_of_file
 from scripts.records import Files, read_record
 
 _STEP = re.compile(r"step_(\d+)")
@@ -82,14 +84,26 @@ def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tup
 
     def problem(name: str) -> str:
         file, size, digest = folder / name, files[name]["bytes"], files[name]["sha256"]
-        if not file.is_file():
-            return "is missing"
+        if fault := fault_of_file(folder, name):
+            return fault
         if file.stat().st_size != size:
             return f"has {file.stat().st_size} bytes instead of {size}"
         is_other = size <= hashed_bytes and digest and sha256_file(file) != digest
         return "has the right size but other content" if is_other else ""
 
     yield from ((name, found) for name, found in zip(files, in_threads(problem, files), strict=True) if found)
+
+
+def unlisted(folder: Path, files: Files) -> list[str]:
+    """Return the names in a folder that its list of files lacks: of files, and of links to folders.
+
+    Hidden names are left out: file systems make some.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        found += [str(Path(parent, name).relative_to(folder)) for name in (*names, *links) if not name.startswith(".")]
+    return sorted({*found} - files.keys())
 
 
 def step_of(path: Path) -> int:

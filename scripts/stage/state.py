@@ -138,7 +138,7 @@ class States:
         chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
         if chosen_from != {each: self.published(each) for each in choice.among}:
             return None
-        return chosen_from[record["chosen"][0]]
+        return chosen_from.get(record["chosen"][0])
 
     def _state(self, name: str) -> StageState:
         stage = Stage(self.recipe, self.results, name, root=self.root)

@@ -14,7 +14,7 @@ import pytest
 from docs.schema import ENVIRONMENTS
 from tests.conftest import ROOT
 
-BASE = {"credentials", "errors", "files", "installed", "processes", "program", "records"}
+BASE = {"credentials", "errors", "files", "installed", "names", "processes", "program", "records"}
 RECIPE = BASE | {"recipe"}
 ROWS = RECIPE | {"rows"}
 STAGE = ROWS | {"rewards", "data", "slurm", "model", "remote", "stage"}
@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "errors": {"credentials"},
     "installed": set(),
     "files": {"errors", "processes"},
+    "names": set(),
     "processes": set(),
     "program": {"errors"},
-    "records": {"errors"},
+    "records": {"errors", "names"},
     "recipe": BASE,
     "rows": RECIPE,
     "rewards": ROWS,

@@ -1,18 +1,24 @@
 """A stage's model card tells what its records tell; a push brings exactly the recorded export and the card to the hub."""
 
+import os
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 from huggingface_hub import ModelCard
 
+from scripts.commands.push import push as push_link
+from scripts.commands.push import verified_link
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.report.card import model_card
+from scripts.stage.consistency import exported_model
+from scripts.stage.publish import export_name
 from tests import programs
-from tests.conftest import SHORT
+from tests.conftest import SHORT, refusal
 from tests.hub import Fault, Hub, turn_client
 
 WRITER, READER = "hf_mayWrite0123456789", "hf_mayRead0123456789"
@@ -199,6 +205,90 @@ def test_an_export_that_is_not_as_recorded_is_not_pushed_and_the_hub_is_not_even
     done = push()
     assert done.returncode == 1 and "not pushed, files differ from the record:" in done.stdout
     assert hub.requests == []
+
+
+# --- nothing private leaves ---
+
+
+def forge(chain: Path, names: dict[str, dict]) -> None:
+    """Let the export's record list these files, too, and everything that hashes the list agree."""
+    record_path, link = chain / "rlvr1/hf/record.json", chain / "rlvr1/hf/model"
+    record = read_json(record_path)
+    record["files"] |= names
+    record["content"] = export_name(record["files"])
+    folder = link.resolve().rename(link.resolve().with_name(record["content"]))
+    link.unlink()
+    link.symlink_to(folder)
+    write_json(record_path, record)
+
+
+def absolute(export: Path, secret: Path) -> str:
+    return str(secret)
+
+
+def upwards(export: Path, secret: Path) -> str:
+    return os.path.relpath(secret, export)
+
+
+def through_a_file(export: Path, secret: Path) -> str:
+    return f"config.json/{os.path.relpath(secret, export / 'config.json')}"
+
+
+def linked(export: Path, secret: Path) -> str:
+    (export / "notes.txt").symlink_to(secret)
+    return "notes.txt"
+
+
+def linked_twice(export: Path, secret: Path) -> str:
+    (export / "first.txt").symlink_to(secret)
+    (export / "notes.txt").symlink_to("first.txt")
+    return "notes.txt"
+
+
+def of_a_linked_folder(export: Path, secret: Path) -> str:
+    (export / "additional_chat_templates").symlink_to(secret.parent)
+    return f"additional_chat_templates/{secret.name}"
+
+
+def piped(export: Path, secret: Path) -> str:
+    os.mkfifo(export / "notes.txt")
+    return "notes.txt"
+
+
+@pytest.mark.parametrize("is_hashed", [True, False])
+@pytest.mark.parametrize(
+    "name_of", [absolute, upwards, through_a_file, linked, linked_twice, of_a_linked_folder, piped]
+)
+def test_no_record_brings_a_file_from_outside_of_the_export_to_the_hub(hub, push, chain, tmp_path, name_of, is_hashed):
+    secret = tmp_path / "home/credentials.jinja"
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text("aws_secret_access_key = 1234")
+    name = name_of((chain / "rlvr1/hf/model").resolve(), secret)
+    forge(chain, {name: {"bytes": secret.stat().st_size, "sha256": sha256_file(secret) if is_hashed else None}})
+    done = push()
+    assert done.returncode == 1 and done.stdout.startswith("error: ")
+    assert hub.requests == [] and not hub.stored
+    found = refusal(exported_model, chain / "rlvr1/hf/record.json")
+    assert "damaged (the file" in found or "leads out of" in found or "is no regular file" in found
+
+
+def test_a_file_that_the_record_does_not_list_starts_no_stage_and_is_not_pushed(hub, push, chain, tmp_path):
+    export = chain / "rlvr1/hf/model"
+    (export / "adapter_config.json").write_text("{}")  # transformers would load it
+    assert "is not among the export's files" in refusal(exported_model, chain / "rlvr1/hf/record.json")
+    done = push()
+    assert done.returncode == 1 and "adapter_config.json: is not among the export's files" in done.stdout
+    assert hub.requests == []
+
+
+def test_a_file_that_is_replaced_after_it_was_verified_is_not_pushed(chain, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    link = verified_link(chain / "rlvr1/hf")
+    config = chain / "rlvr1/hf/model/config.json"
+    content = config.read_bytes()
+    config.unlink()
+    config.write_bytes(content[:-1] + b" ")
+    assert "has changed since the export was verified" in refusal(push_link, link, "org/model", "card")
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def retrained(record: dict) -> None:
 
 DAMAGES = {
     "weights changed": (lambda results: flip(results / "rlvr1/ckpt/weights/model.safetensors"), "ckpt/weights/model.safetensors: has the SHA"),
-    "weights gone": (lambda results: (results / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: missing"),
+    "weights gone": (lambda results: (results / "sft/ckpt/weights/optimizer.pt").unlink(), "weights/optimizer.pt: is missing"),
     "weights cut": (lambda results: (results / "sft/ckpt/weights/optimizer.pt").write_text("x"), "has 1 bytes, but"),
     "export changed": (lambda results: flip(results / "sft/hf/model/model.safetensors"), "sft/hf/model/model.safetensors: has the SHA"),
     "split changed": (lambda results: flip(results / "data/rlvr1/train-split.jsonl"), "rlvr1/train-split.jsonl: has the SHA"),

@@ -17,7 +17,7 @@ from scripts.commands.plan import check_budget, plan_text
 from scripts.commands.project import OPTIONS, Project, note_config, project_of
 from scripts.commands.status import aligned, duration, status_text
 from scripts.errors import UserError
-from scripts.files import read_tail, write_json
+from scripts.files import read_tail, sha256_text, write_json
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
 from scripts.slurm.executor import job_states
@@ -105,7 +105,7 @@ class Tree:
         for stage in stages:
             now = self.stage(stage)
             self.run(stage, now.planned)
-            files = {"model.safetensors": {"bytes": 7, "sha256": f"trained as {now.identity}"}}
+            files = {"model.safetensors": {"bytes": 7, "sha256": sha256_text(now.identity)}}
             record = {"stage": stage, "step": now.planned, "identity": now.identity, "files": files}
             origins = {"facts": now.facts, "parents": [parent_of(now.parent_export_record)] if now.parent else []}
             write_json(now.paths.record, record | origins)

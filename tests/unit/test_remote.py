@@ -340,7 +340,7 @@ def train_stage_with(train, stage, url: str) -> None:
         (lambda it: it.update(identity="0" * 16), "is the manifest of training 0000"),
         (
             lambda it: it["files"].update({"../../a/sft/config.yaml": it["files"]["config.yaml"]}),
-            "lies outside of the training",
+            "leads out of its folder",
         ),
         (lambda it: it["files"].pop("identity.json"), "lacks identity.json"),
         (lambda it: it["files"].pop("checkpoints/step_4/files.json"), "lacks checkpoints/step_4/files.json"),

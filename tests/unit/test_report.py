@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from scripts.errors import UserError
-from scripts.files import read_json, write_json
+from scripts.files import read_json, sha256_text, write_json
 from scripts.recipe.load import parse_config
 from scripts.report.chart import MOST_POINTS, Line, figures_of, line_chart
 from scripts.report.compare import compare, labels_of, read_run, write_comparison
@@ -532,7 +532,7 @@ def test_runs_are_compared_stage_by_stage_on_the_same_axes(tmp_path):
     for run, rate in (("a", 1e-4), ("b", 1e-3)):
         write_stage(tmp_path / run, "sft")
         write_stage(tmp_path / run, "rlvr1", "sft", lr=rate)
-    record, files = tmp_path / "b/rlvr1/ckpt/record.json", {"model.safetensors": {"bytes": 1, "sha256": "1"}}
+    record, files = tmp_path / "b/rlvr1/ckpt/record.json", {"model.safetensors": {"bytes": 1, "sha256": "1" * 64}}
     write_json(record, read_json(record) | {"identity": "another", "files": files})
     better = [rollout(line, reward_after=0.75 + 0.25 * (line % 2)) for line in range(12)]
     worse = [rollout(line, reward_after=0.5 * (line % 2)) for line in range(2, 16)]
@@ -555,7 +555,7 @@ def asked_otherwise(results: Path, way: str) -> None:
     """Change a stage's rows, length or chat template."""
     stage = write_stage(results, "sft")
     record, scores = read_json(stage / "ckpt/record.json"), evaluation("sft", 0.25, 0.75)
-    record["files"] = {"model.safetensors": {"bytes": 1, "sha256": "1"}}
+    record["files"] = {"model.safetensors": {"bytes": 1, "sha256": "1" * 64}}
     scores["decoding"] = {"max_new_tokens": 8 if way == "length" else 32, "temperature": 0.0, "seed": 7}
     if way == "template":
         record["chat_template"] = {"name": "terse", "sha256": "a" * 64}
@@ -617,7 +617,7 @@ def test_scores_by_tag_stand_on_the_stages_page_and_are_compared_where_both_runs
         write_json(tmp_path / run / "sft/eval.json", scores)
         write_rollouts(tmp_path / run / "sft", [rollout(n, after=after, tags=["sums", run]) for n in range(12)])
     record = tmp_path / "b/sft/ckpt/record.json"
-    write_json(record, read_json(record) | {"files": {"model.safetensors": {"bytes": 1, "sha256": "1"}}})
+    write_json(record, read_json(record) | {"files": {"model.safetensors": {"bytes": 1, "sha256": "1" * 64}}})
     (sft,) = compare({run: read_run(tmp_path / run) for run in "ab"})
     found = {row.name: (row.scores, row.changes[1] and row.changes[1]["value"]) for row in sft.by_tag}
     names = [f"math_with_judge: {tag}" for tag in ("sums", "a", "b")]
@@ -662,7 +662,7 @@ def test_the_config_names_runs_below_the_root_or_by_path():
 def test_the_comparison_runs_alone_and_refuses_what_it_cannot_compare(tmp_path):
     call = partial(programs.run, "scripts.commands.__main__", "compare")
     for run in "ab":
-        files = {"model.safetensors": {"bytes": 1, "sha256": run}}
+        files = {"model.safetensors": {"bytes": 1, "sha256": sha256_text(run)}}
         record = write_stage(tmp_path / run, "sft") / "ckpt/record.json"
         write_json(record, read_json(record) | {"files": files})
     page = tmp_path / "compare.html"

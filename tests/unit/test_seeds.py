@@ -7,7 +7,7 @@ import yaml
 
 from scripts.commands.doctor import doubts
 from scripts.evaluate.choose import words_of
-from scripts.files import write_json
+from scripts.files import sha256_text, write_json
 from scripts.recipe.load import load_recipe
 from scripts.report.pages import merged, read_variants
 from scripts.stage.seeds import has_dropout, idle_seeds, variants_alike
@@ -79,7 +79,7 @@ def test_a_model_with_dropout_draws_and_one_that_is_not_there_may(swept, tmp_pat
 
 def write_export(results, name, content):
     """The record of an export."""
-    files = {"model.safetensors": {"bytes": 1, "sha256": content}}
+    files = {"model.safetensors": {"bytes": 1, "sha256": sha256_text(content)}}
     record = {"stage": name, "step": 4, "identity": name, "content": content, "files": files}
     write_json(results / name / "hf/record.json", record)
 

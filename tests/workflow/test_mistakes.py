@@ -265,7 +265,7 @@ def test_a_project_of_another_version(tmp_path, monkeypatch):
 
 
 def test_an_export_cut_short(tmp_path):
-    paths, files = StagePaths(tmp_path / "sft"), {"model.safetensors": {"bytes": 7, "sha256": "x"}}
+    paths, files = StagePaths(tmp_path / "sft"), {"model.safetensors": {"bytes": 7, "sha256": "a" * 64}}
     record = {"stage": "sft", "step": 1, "identity": "i", "files": files, "content": export_name(files)}
     write_json(paths.export_record, record)
     (paths.exported(record["content"])).mkdir(parents=True)
