@@ -100,8 +100,10 @@ def double() -> Iterator[str]:
     """Serve the double in a thread; its address."""
     server = QuietServer(("127.0.0.1", 0), Double)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
 
 
 @contextmanager

@@ -55,6 +55,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
     return Scheduling(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the tests."""
+    parser.addoption("--forget", action="store_true", help="forget what earlier tests made once, before each test")
+
+
+@pytest.fixture(autouse=True)
+def globals_are_forgotten(request):
+    """With `--forget`, no test profits from what an earlier one has made."""
+    if request.config.getoption("--forget"):
+        from tests.lazy_globals import forget
+
+        forget()
+
+
 @pytest.fixture(autouse=True)
 def own_environments_are_forgotten():
     """An environment that a test registers rewards no row of another test."""
