@@ -331,6 +331,8 @@ class Evaluation(TypedDict):
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
     not_used: NotRequired[dict[str, Any]]
+    unjudged: NotRequired[dict[str, Any]]
+    gym_verdicts: NotRequired[Count]
     unfinished_thoughts: NotRequired[UnfinishedThoughts]
 
 

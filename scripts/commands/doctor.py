@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from scripts.backends.protocol import Finding, backend_of
+from scripts.commands.gym_verdicts import doubtful
 from scripts.commands.project import Project, project_of
 from scripts.errors import UserError
 from scripts.model.model_source import check_source
@@ -132,6 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = diagnose(project)
     refused = refusals(project.recipe, project.results, project.site)
     likely = doubts(project.recipe, project.results, project.recipe.stages)
+    verdicts = doubtful(project.recipe, project.results, project.root)
+    likely += [f"warning: {line}" for line in verdicts]
     alike: dict[Finding, list[str]] = {}
     for finding in found:
         alike.setdefault(replace(finding, stage=""), []).append(finding.stage)

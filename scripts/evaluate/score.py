@@ -20,6 +20,7 @@ from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_
 from scripts.model.loading import count_gpus, fresh_model, load_model
 from scripts.model.processor import load_processor
 from scripts.program import run_command_line
+from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
@@ -256,6 +257,8 @@ def main(
     folder, written = export.parent / "model", (decoding, rollouts, output)
     unused = settings_asked(folder)
     more = {"not_used": unused} if unused else {}
+    if evaluation.gym:
+        more["gym_verdicts"] = VERDICTS
     if followed := followed_for(folder, decoding):
         asked["sampled"] = BY_RECIPE
         warn_of_followed(start, followed)

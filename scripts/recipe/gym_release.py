@@ -8,6 +8,9 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from scripts.recipe.strict import Name, Strict, invalid, matching, refuse_misnamed
 
 Address = matching(r"^https?://(\[[0-9a-f:.]+\]|[^\s@/:]+)(:\d{1,5})?(/[^\s@]*)?$")
+VERDICTS = 2
+"""How verdicts of Gym's servers are taken, as records hold it. Raised where earlier ones may be wrong: before 2, the
+first responses of a process could count as not judged."""
 ServerName = matching(r"^\w[\w.-]*(/\w[\w.-]*)?$")
 
 

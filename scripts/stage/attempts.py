@@ -32,6 +32,7 @@ class Attempt(TypedDict, total=False):
     gpus: Count
     code: Code | None
     image: Image | None
+    gym_verdicts: Count
     hosts: list[str]
     sniff: dict[str, Any]
     blamed: list[str]
@@ -41,8 +42,9 @@ class Attempt(TypedDict, total=False):
 def begin_attempt(run: Path, step: int, call: int = 0, nodes: int = 1, gpus: int = 0, **more: Any) -> None:
     """Note that an attempt begins at a step; without an end line it was killed.
 
-    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes; `more` are `code` and `image`
-    as scripts.stage.provenance tells, a Slurm job's nodes as `hosts`, and `sniff` as scripts.slurm.nodes found them.
+    `call` numbers the call of Snakemake, `gpus` counts the GPUs of all nodes; `more` are `code` and `image` as
+    scripts.stage.provenance tells, the `gym_verdicts` of a stage that Gym's servers reward, a Slurm job's nodes as
+    `hosts`, and `sniff` as scripts.slurm.nodes found them.
     """
     here = {"host": socket.gethostname(), "slurm_job": own_job_id()}
     _append(run, "begin", step, call=call, nodes=nodes, gpus=gpus, **more, **here)

@@ -16,6 +16,7 @@ from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, back
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.config import Store
+from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_site
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
@@ -167,6 +168,8 @@ def _attempt(
         stage, resume_from=resume_from, max_num_steps=aim.step, threads=attempt.threads, stop=stop, nodes=nodes
     )
     made_by = {"code": code_revision(), "image": backend.image_of(stage, site)}
+    if getattr(stage.config, "gym", None):
+        made_by["gym_verdicts"] = VERDICTS
     count = len(hosts) or 1
     begin_attempt(run, job.start, attempt.call, count, gpus, **made_by, hosts=[*hosts], sniff=health._asdict())
     if sick := [f"{node} is sick: {health.sick[node]}" for node in hosts if node in health.sick]:
