@@ -26,7 +26,9 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %
 FIRST_CALLS = {
     "scripts.backends.nemo_rl.releases.load_releases": [],
     "scripts.data.placeholders._open_table": ["{table}"],
+    "scripts.installed._providers": [],
     "scripts.installed.backend_names": [],
+    "scripts.installed.environment_files": [],
     "scripts.installed.environments": [],
     "scripts.model.lengths._load": ["{tokenizer}"],
     "scripts.model.lengths._special_tokens": ["{tokenizer}"],
@@ -39,6 +41,7 @@ FIRST_CALLS = {
     "scripts.rewards.environments.instruction_following.language_of": ["Ein Satz auf Deutsch, der lang genug ist."],
     "scripts.rewards.environments.math._verify": ["3", r"\boxed{3}"],
     "scripts.rewards.environments.structured_outputs._validator": ['{"type": "object"}'],
+    "scripts.rewards.judging_code._code_here": ["rewards/environments/math.py"],
     "scripts.rewards.sandbox.sandbox": ["json:loads"],
     "scripts.rows.arrival._compiled": [TEMPLATE, "{folder}"],
     "scripts.rows.arrival.asked_words": [TEMPLATE],
