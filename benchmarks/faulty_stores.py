@@ -31,6 +31,7 @@ from tests.conftest import Workflow
 from tests.faulty_s3 import FAULTS, FAULTS_BEFORE, before, refusing, serving, speaking_no_tls
 
 KEYS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
+PROJECT = {"STAGECOACH_STORE_KEY": "the project's"}
 COMMANDS = {
     "list": ("store", "list"),
     "plan": ("plan",),
@@ -86,7 +87,11 @@ def sound_server(data: Path) -> Iterator[str]:
 
 def environment_of(address: str) -> dict[str, str]:
     """Return the variables by which a client finds an S3 server."""
-    return KEYS | {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    return (
+        KEYS
+        | PROJECT
+        | {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    )
 
 
 def trained_tree(root: Path, address: str) -> Workflow:

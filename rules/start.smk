@@ -5,12 +5,12 @@ from shutil import which
 from scripts.backends.protocol import backend_of
 from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
-from scripts.commands.project import Project
+from scripts.commands.project import Project, store_refusals
 from scripts.commands.doctor import doubts, lacking_rows
 from scripts.slurm.resources import check_executor, check_site
 from scripts.stage.removal import finish_discards, line_of
 
-PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results))
+PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results), CONFIG.store)
 
 
 def trained_by(jobs):
@@ -42,7 +42,7 @@ def check_before_submitting():
     for each in finish_discards(Path(CONFIG.results)):
         print(f"{each.folder}: goes on from a removal that was cut off: {line_of(each)}", file=sys.stderr)
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
-    if lacking := lacking_rows(RECIPE, Path(RESULTS)):
+    if lacking := [*lacking_rows(RECIPE, Path(RESULTS)), *store_refusals(CONFIG.store)]:
         raise UserError("\n  ".join(lacking))
     for line in doubts(RECIPE, Path(RESULTS), sorted({*map(RECIPE.stage_trained, stages_to_train())})):
         print(line, file=sys.stderr)

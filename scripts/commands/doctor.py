@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.backends.protocol import Finding, backend_of
 from scripts.commands.gym_verdicts import doubtful
-from scripts.commands.project import Project, project_of
+from scripts.commands.project import Project, project_of, store_refusals
 from scripts.errors import UserError
 from scripts.model.model_source import check_source
 from scripts.model.trainable import check_model_at_hand
@@ -131,7 +131,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(backend_of(stage.settings.backend).command_text(stage, project.site))
         return 0
     found = diagnose(project)
-    refused = refusals(project.recipe, project.results, project.site)
+    refused = [*refusals(project.recipe, project.results, project.site), *store_refusals(project.store)]
     likely = doubts(project.recipe, project.results, project.recipe.stages)
     verdicts = doubtful(project.recipe, project.results, project.root)
     likely += [f"warning: {line}" for line in verdicts]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from scripts.backends.protocol import backend_of
 from scripts.commands.doctor import doubts, lacking_rows, refusals
-from scripts.commands.project import Project, project_of
+from scripts.commands.project import Project, project_of, store_refusals
 from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import duration
@@ -87,7 +87,8 @@ def plan_text(project: Project) -> str:
         *reasons_away(stage.state for stage in plan),
         *note,
     ]
-    return "\n".join([*told, *_refused(refusals(project.recipe, project.results, project.site))])
+    refused = [*refusals(project.recipe, project.results, project.site), *store_refusals(project.store)]
+    return "\n".join([*told, *_refused(refused)])
 
 
 def _rows(project: Project, names: Iterable[str]) -> list[str]:
@@ -112,7 +113,7 @@ def dry_run_text(project: Project, names: set[str]) -> str:
     lines = ["no stage trains"] if is_idle else _totals(project, plan)
     lines += doubts(project.recipe, project.results, _to_train(plan))
     lines += reasons_away(stage.state for stage in plan)
-    lines += _refused(lacking_rows(project.recipe, project.results))
+    lines += _refused([*lacking_rows(project.recipe, project.results), *store_refusals(project.store)])
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)

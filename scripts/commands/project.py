@@ -14,6 +14,7 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import read_if_there
 from scripts.remote.remote_store import RemoteStore
+from scripts.remote.trust import lack_of_key
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
@@ -42,6 +43,14 @@ class Project:
         jobs = latest_jobs(self.results) if self.site.slurm else {}
         remote = RemoteStore.to_pull_from(self.store)
         return States(self.recipe, self.results, self.root, jobs, remote).all()
+
+
+def store_refusals(store: Store | None) -> list[str]:
+    """Return why a start is refused for the remote store: a bucket that others may write to needs a key."""
+    if store is None or not (store.pull or store.push):
+        return []
+    lack = lack_of_key(store.remote, store.key)
+    return [lack] if lack else []
 
 
 def note_config(config: Config) -> None:

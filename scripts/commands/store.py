@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -10,74 +11,106 @@ from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.records import CheckpointRecord, read_record
-from scripts.remote.remote_store import Manifest, RemoteStore
+from scripts.remote.pruning import prune
+from scripts.remote.remote_store import Entry, RemoteStore
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths, owner_of
 from scripts.stage.push import push_published
-from scripts.stage.remote import pull
-from scripts.stage.rundir import ELSEWHERE
+from scripts.stage.remote import is_here, pull, remove_fetched
+from scripts.stage.rundir import ELSEWHERE, damage_of
 
 
 def listed(project: Project, store: RemoteStore) -> Iterator[str]:
-    """Yield a line a training in the store, and a line a manifest that is wrong."""
+    """Yield a line a training in the store, and a line a manifest with a problem."""
     rows, wrong = [["training", "step", "stage", "size", ""]], []
-    for manifest in store.manifests():
-        if isinstance(manifest, UserError):
-            wrong.append(str(manifest))
+    for entry in store.entries():
+        if entry.problem:
+            wrong.append(str(entry.problem))
+        if entry.manifest is None:
             continue
-        folder = _checkpoint_of(project, manifest)
+        folder = _run_of(project, entry) / f"checkpoints/step_{entry.step}"
         where = "its checkpoint only there" if (folder / ELSEWHERE).exists() else "here, too" if folder.is_dir() else ""
-        size = amount(sum(file["bytes"] for file in manifest["files"].values()))
-        rows.append([manifest["identity"], str(manifest["step"]), manifest["stage"], size, where])
+        size = amount(sum(file["bytes"] for file in entry.manifest["files"].values()))
+        words = ", ".join(filter(None, ["not taken" if entry.problem else "", where]))
+        rows.append([entry.identity, str(entry.step), entry.manifest["stage"], size, words])
     yield from (*aligned(rows, left={0, 2, 4}), *wrong)
 
 
-def _checkpoint_of(project: Project, manifest: Manifest) -> Path:
-    return project.root / STORE / manifest["identity"] / f"checkpoints/step_{manifest['step']}"
+def _run_of(project: Project, entry: Entry) -> Path:
+    return project.root / STORE / entry.identity
 
 
 def verified(store: RemoteStore, content: bool) -> Iterator[str]:
-    """Yield what is wrong in the store: manifests, and objects that are missing, cut or, with `content`, changed."""
-    objects, hashed = store.objects(), cache(store.hashed)
-    for manifest in store.manifests():
-        if isinstance(manifest, UserError):
-            yield str(manifest)
+    """Yield all problems in the store: manifests, and objects missing, cut or, with `content`, changed.
+
+    A changed object is marked, to be sent again by the next push.
+    """
+    objects, hashed, marked = store.objects(), cache(store.hashed), cache(store.mark_damaged)
+    for entry in store.entries():
+        if entry.problem:
+            yield str(entry.problem)
+        if entry.manifest is None:
             continue
-        training = f"{manifest['identity']} step {manifest['step']} ({manifest['stage']})"
-        for name, file in manifest["files"].items():
+        training = f"{entry.identity} step {entry.step} ({entry.manifest['stage']})"
+        for name, file in entry.manifest["files"].items():
             digest = file["sha256"]
             if objects.get(digest) != file["bytes"]:
                 yield f"{training}: {name}: {objects.get(digest, 'no')} bytes instead of {file['bytes']}; push it again"
             elif content and hashed(digest) != digest:
-                yield f"{training}: {name}: has other content; stagecoach store prune, and push it again"
+                again = "push it again" if marked(digest) else "push it again with --content"
+                yield f"{training}: {name}: has other content; {again}"
 
 
-def pruned(project: Project, store: RemoteStore, names: list[str], is_dry: bool) -> str:
-    """Remove named trainings, and objects that no other training has; return what that frees."""
-    kept: set[str] = set()
-    doomed: list[Manifest] = []
-    for manifest in store.manifests():
-        if isinstance(manifest, UserError):
-            raise UserError(f"nothing is removed while a manifest cannot be read: {manifest}")
-        if manifest["identity"] not in names:
-            kept |= {file["sha256"] for file in manifest["files"].values()}
-        elif (_checkpoint_of(project, manifest) / ELSEWHERE).exists():
-            raise UserError(f"{manifest['identity']}: the store has the last copy of its checkpoint; fetch it first")
-        else:
-            doomed.append(manifest)
-    left = {digest: size for digest, size in store.objects().items() if digest not in kept}
-    if not is_dry:
-        store.remove([(manifest["identity"], manifest["step"]) for manifest in doomed], left)
-    return f"trainings: {len(doomed)}, {'to be freed' if is_dry else 'freed'}: {amount(sum(left.values()))}"
+@dataclass(frozen=True)
+class Prune:
+    """The options of a prune: identities of trainings, the word for last copies, and a dry run."""
+
+    names: tuple[str, ...] = ()
+    last_copies: bool = False
+    is_dry: bool = False
+
+
+def pruned(project: Project, store: RemoteStore, asked: Prune) -> Iterator[str]:
+    """Remove named trainings, and objects without a training; yield the bytes freed.
+
+    UserError for an unknown name, and for a checkpoint not sound here, without the word for last copies.
+    """
+    if unknown := [name for name in asked.names if name not in store.steps()]:
+        raise UserError(f"{store.url}: has no training {', '.join(unknown)}; see stagecoach store list")
+    doomed: list[tuple[str, int]] = []
+    last: list[str] = []
+    for entry in store.entries():
+        if entry.identity not in asked.names:
+            if entry.problem:
+                yield str(entry.problem)
+            continue
+        doomed.append((entry.identity, entry.step))
+        if entry.manifest and not is_here(_run_of(project, entry), entry.manifest):
+            last.append(f"{entry.identity} step {entry.step} ({entry.manifest['stage']})")
+    copies = f"of {', '.join(last)} no sound copy is in {project.root / STORE}, so the store may have the last one"
+    if last and not asked.last_copies:
+        raise UserError(f"{store.url}: {copies}; fetch first, or remove for good: --last-copy")
+    if last:
+        yield copies
+    found = prune(store, doomed, is_dry=asked.is_dry)
+    left = sum(0 if asked.is_dry else remove_fetched(run) for run in (project.root / STORE).glob("[!.]*"))
+    freed = "to be freed" if asked.is_dry else "freed"
+    yield f"trainings: {found.trainings}, {freed}: {amount(found.freed)}"
+    if found.too_young:
+        yield f"in no training, but younger than a day, so kept: {amount(found.too_young)}"
+    if left:
+        yield f"left here by killed fetches, freed: {amount(left)}"
 
 
 def fetch(project: Project, store: RemoteStore, stage: str) -> str:
-    """Fetch what the store alone has of a stage's published checkpoint."""
+    """Fetch the missing files of a stage's published checkpoint; files already here are hashed."""
     paths = StagePaths(project.results / stage)
     record = read_record(paths.record, CheckpointRecord)
     run = project.root / STORE / record["identity"]
     with hold(owner_of(run)):
         pull(store, run, record["step"], is_whole=True)
+    if damage := damage_of(run / f"checkpoints/step_{record['step']}"):
+        raise UserError(f"{run}: step {record['step']}: {damage}, even after the fetch; fetch again")
     return f"{stage}: step {record['step']} is whole in {run}"
 
 
@@ -102,10 +135,12 @@ def run(arguments: argparse.Namespace) -> int:
         case "verify":
             said = [*verified(store, arguments.content)]
         case "prune":
-            said = [pruned(project, store, names, arguments.dry_run)]
+            from_options = Prune(tuple(names), arguments.last_copy, arguments.dry_run)
+            said = pruned(project, store, from_options)
         case "push":
             paths = [StagePaths(project.results / name) for name in names or project.recipe.stages]
-            pushed = (push_published(store, each.ckpt, weights=True) for each in paths if names or each.record.exists())
+            found = [each.ckpt for each in paths if names or each.record.exists()]
+            pushed = (push_published(store, ckpt, weights=True, is_hashed=arguments.content) for ckpt in found)
             said = (f"{each['identity']} step {each['step']}: {amount(each['sent'])} sent" for each in pushed)
         case "fetch":
             said = (fetch(project, store, name) for name in names)

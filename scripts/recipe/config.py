@@ -34,6 +34,9 @@ class Store(Strict):
     """Limit of a push; none: no limit."""
     pull: bool = True
     """Takes a stage that was trained elsewhere from there."""
+    key: Literal["required", "none"] | None = None
+    """`required`: takes and pushes only what is signed with the key in STAGECOACH_STORE_KEY; `none`: takes anything.
+    Default: required, except in a folder of one's own."""
 
 
 class Config(Strict):

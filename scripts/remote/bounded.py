@@ -117,6 +117,10 @@ class Bounded:
             raise FileNotFoundError(path)
         return found["size"]
 
+    def owner(self, path: str) -> int | None:
+        """Return the user id of a file's owner on a file system of this machine; None for another store."""
+        return self._call("info", limits.LIMITS.request, path)["uid"] if "file" in self.protocols else None
+
     def read(self, path: str, most: int) -> bytes:
         """Return the content of a small file; UserError, without reading, for more than `most` bytes."""
         size = self.size(path)

@@ -5,36 +5,35 @@
     <remote>/stagecoach-store.json              the marker, by which an empty store differs from an unmounted share
     <remote>/objects/<ab>/<sha256>              the bytes of a file, once for all trainings that share it
     <remote>/trainings/<identity>.<step>.json   the manifest of a training at a step, written last
+    <remote>/damaged/<sha256>                   the mark of an object with a wrong hash, to be sent again
 
-An object is only believed by its hash, a manifest by its form and, where the project has a key, by its signature.
+An object is only believed by the hash, a manifest by form and writer (scripts.remote.trust). Pushes and prunes are in
+scripts.remote.sending and scripts.remote.pruning.
 """
 
 import hashlib
-import hmac
-import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
 from scripts.errors import UserError
-from scripts.files import canonical_json, sha256_file
+from scripts.files import sha256_file
 from scripts.names import PartName, check_listed, of_training
 from scripts.recipe.config import Store
 from scripts.records import DAMAGE, Count, Files
 from scripts.remote import limits
+from scripts.remote.trust import Policy, doubt_of
 
 if TYPE_CHECKING:
     from scripts.remote.bounded import Bounded
 
-KEY = "STAGECOACH_STORE_KEY"
-"""The environment variable with the project's key, by which manifests are signed and held against their signature."""
 MANIFEST = re.compile(r"([0-9a-f]{16})\.(\d{1,9})\.json")
 PREFIX = re.compile(r"[0-9a-f]{2}")
 MARKER = "stagecoach-store.json"
@@ -85,19 +84,43 @@ class Manifest(TypedDict):
     signature: NotRequired[Signature]
 
 
+class GoneError(UserError):
+    """A missing or removed manifest or object."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A manifest as found in the store.
+
+    `manifest` is None for a damaged text; `problem` says why nothing is taken. `objects` are all hashes in the text;
+    without `is_read` the file could not be read.
+    """
+
+    identity: str
+    step: int
+    manifest: Manifest | None
+    problem: UserError | None
+    objects: frozenset[str]
+    is_read: bool = True
+
+
 @dataclass
 class RemoteStore:
-    """A remote store by its URL; a listing is kept for moments. `pace` limits a push, in bytes a second."""
+    """A remote store by its URL; a listing is kept for moments.
+
+    `pace` limits a push, in bytes a second. `key` says whether a key is needed (scripts.remote.trust).
+    """
 
     url: str
     pace: float | None = None
+    key: Policy = None
     _listed: dict[str, list[int]] = field(default_factory=dict)
     _since: float = -SECONDS
 
     @classmethod
     def of(cls, store: Store | None) -> "RemoteStore | None":
         """Return the store that a config names, if any."""
-        return cls(store.remote, store.mb_per_second and 1e6 * store.mb_per_second) if store else None
+        return cls(store.remote, store.mb_per_second and 1e6 * store.mb_per_second, store.key) if store else None
 
     @classmethod
     def to_pull_from(cls, store: Store | None) -> "RemoteStore | None":
@@ -113,8 +136,21 @@ class RemoteStore:
         options = OPTIONS.get(self.url.partition(":")[0], {})
         return Bounded(self.url, options, self.pace)
 
+    @property
+    def place(self) -> "Bounded":
+        """The file system, with limits, for pushes and prunes."""
+        return self._files
+
+    def path_of(self, name: str) -> str:
+        """Return the path of a file in the store, for the file system."""
+        return self._path(name)
+
     def _path(self, name: str) -> str:
         return f"{self._files.root}/{name}"
+
+    def look_again(self) -> None:
+        """Forget the listing."""
+        self._since = -SECONDS
 
     def steps(self) -> dict[str, list[int]]:
         """Return the steps of every training in the store, by identity, from one listing.
@@ -182,7 +218,7 @@ class RemoteStore:
             raise UserError(f"{self._files.where}: the marker was written and is not there; check the address")
         return True
 
-    def _begin_to_push(self) -> None:
+    def begin_to_push(self) -> None:
         """Check the place of a push, and write the marker into a bucket or a store of an earlier release.
 
         UserError for an empty folder, perhaps the mount point of a share that is away.
@@ -199,51 +235,65 @@ class RemoteStore:
         return any(MANIFEST.fullmatch(name) for name in names) or self._is_store()
 
     def manifest(self, identity: str, step: int) -> Manifest:
-        """Return the manifest of a training; UserError for one that is damaged, of another training, or not signed."""
+        """Return the manifest of a training.
+
+        UserError for a manifest damaged, of another training, or not trusted; GoneError for a missing manifest.
+        """
+        entry = self.entry(identity, step)
+        if entry.problem:
+            raise entry.problem
+        return entry.manifest
+
+    def entry(self, identity: str, step: int) -> Entry:
+        """Return the manifest of a training at a step, with any problem; GoneError for a missing manifest."""
         path = self._path(f"trainings/{identity}.{step}.json")
         try:
             text = self._files.read(path, limits.LIMITS.manifest)
+            owner = self._files.owner(path)
         except FileNotFoundError:
             if not self._is_store():
                 raise self._no_store() from None
-            raise UserError(f"{self._files.where}: has no step {step} of training {identity}") from None
+            raise GoneError(f"{self._files.where}: has no step {step} of training {identity}") from None
+        objects = frozenset(found.decode() for found in re.findall(rb"[0-9a-f]{64}", text))
         try:
-            manifest = msgspec.json.decode(text, type=Manifest)
-            check_listed(manifest["files"], of_training(step))
-        except DAMAGE as error:
+            manifest = _manifest_in(path, text, identity, step)
+        except UserError as error:
             # Another service answers every question with the same page.
             self._has_marker()
-            remedy = f"remove the manifest: stagecoach store prune {identity}"
-            raise UserError(f"{path}: damaged ({error}); {remedy}") from None
-        if (manifest["identity"], manifest["step"]) != (identity, step):
-            raise UserError(f"{path}: is the manifest of training {manifest['identity']}; remove the manifest")
-        key = os.environ.get(KEY)
-        if key and not hmac.compare_digest(manifest.get("signature", ""), _sign(manifest, key)):
-            raise UserError(f"{path}: not signed with the key in {KEY}, so nothing is taken from it")
-        return manifest
+            return Entry(identity, step, None, error, objects)
+        doubt = doubt_of(manifest, self.url, self.key, owner)
+        return Entry(identity, step, manifest, UserError(f"{path}: {doubt}") if doubt else None, objects)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield all manifests with any problems, by identity and step; a manifest removed meanwhile is passed over."""
+
+        def read(name: tuple[str, int]) -> Entry | None:
+            try:
+                return self.entry(*name)
+            except GoneError:
+                return None
+            except UserError as error:
+                return Entry(*name, None, error, frozenset(), is_read=False)
+
+        names = [(identity, step) for identity, steps in sorted(self.steps().items()) for step in steps]
+        with ThreadPoolExecutor(self._files.at_once) as pool:
+            yield from filter(None, pool.map(read, names))
 
     def manifests(self) -> Iterator[Manifest | UserError]:
-        """Yield every manifest, by identity and step, or what is wrong with one."""
-
-        def read(name: tuple[str, int]) -> Manifest | UserError:
-            try:
-                return self.manifest(*name)
-            except UserError as error:
-                return error
-
-        names = [(identity, step) for identity, steps in self.steps().items() for step in steps]
-        with ThreadPoolExecutor(self._files.at_once) as pool:
-            yield from pool.map(read, names)
+        """Yield every manifest, or the problem with the manifest, by identity and step."""
+        yield from (entry.problem or entry.manifest for entry in self.entries())
 
     def objects(self) -> dict[str, int]:
-        """Return the bytes of every object, by hash, from a listing for each prefix."""
+        """Return the bytes of every object, by hash; of a half-written file by name."""
+        return {PurePosixPath(each["name"]).name: each["size"] for each in self.object_files()}
+
+    def object_files(self) -> Iterator[dict[str, Any]]:
+        """Yield fsspec's descriptions of all objects, by a listing for every prefix."""
         folder = self._path("objects")
         prefixes = [name for name in self._files.names(folder) if PREFIX.fullmatch(name)]
-        found: dict[str, int] = {}
         with ThreadPoolExecutor(self._files.at_once) as pool:
-            for entries in pool.map(self._files.entries, [f"{folder}/{prefix}" for prefix in prefixes]):
-                found |= {PurePosixPath(each["name"]).name: each["size"] for each in entries}
-        return found
+            for found in pool.map(self._files.entries, [f"{folder}/{prefix}" for prefix in prefixes]):
+                yield from found
 
     def hashed(self, digest: str) -> str:
         """Return the hash of an object's bytes, read from the store."""
@@ -254,53 +304,76 @@ class RemoteStore:
             content.update(self._files.read_block(path, start, min(size, start + BLOCK)))
         return content.hexdigest()
 
-    def remove(self, trainings: Iterable[tuple[str, int]], objects: Iterable[str]) -> None:
-        """Remove manifests, and then objects."""
-        for identity, step in trainings:
-            self._files.remove(self._path(f"trainings/{identity}.{step}.json"))
-        for digest in objects:
-            self._files.remove(_object(self._files.root, digest))
+    def mark_damaged(self, digest: str) -> bool:
+        """Mark an object, to be sent again by the next push; False without the right to write."""
+        try:
+            self._files.make_folder(self._path("damaged"))
+            self._files.write(self._path(f"damaged/{digest}"), b"damaged\n")
+        except (UserError, OSError):
+            return False
+        return True
 
-    def push(self, manifest: Manifest, run: Path) -> int:
-        """Put the files of a training's folder that the store lacks, then the manifest; return the bytes sent.
-
-        UserError for a place without a store, as the mount point of a share that is away.
-        """
-        self._begin_to_push()
-        wanted = {file["sha256"]: (file["bytes"], run / name) for name, file in manifest["files"].items()}
+    def lacking(self, files: Files) -> dict[str, int]:
+        """Return hash and size of objects missing, of another size, or marked as damaged."""
+        wanted = {file["sha256"]: file["bytes"] for file in files.values()}
         sizes = self._sizes(wanted)
-        lacking = {digest: each for digest, each in wanted.items() if sizes.get(digest) != each[0]}
-        self._put({_object(self._files.root, digest): path for digest, (_, path) in lacking.items()})
-        if key := os.environ.get(KEY):
-            manifest = {**manifest, "signature": _sign(manifest, key)}
-        self._files.make_folder(self._path("trainings"))
-        name = f"trainings/{manifest['identity']}.{manifest['step']}.json"
-        self._files.write(self._path(name), msgspec.json.encode(manifest))
-        return sum(size for size, _ in lacking.values())
+        marked = {*self._files.names(self._path("damaged"))}
+        return {digest: size for digest, size in wanted.items() if sizes[digest] != size or digest in marked}
 
     def fetch(self, files: Files, folder: Path) -> dict[str, Path]:
-        """Return the bytes of files, in a folder, by hash; each is fetched unless there, and held against its hash.
+        """Return the bytes of files, in a folder, by hash; a file is fetched unless there, and always hashed.
 
-        What a killed call has fetched is there for the next.
+        One process at a time fetches into a folder. Files of a killed call are there for the next call. UserError
+        for damaged objects, once all have been tried; GoneError for objects only missing.
         """
+        from scripts.remote.bounded import AwayError  # noqa: PLC0415
+
         sizes = {file["sha256"]: file["bytes"] for file in files.values()}
         folder.mkdir(parents=True, exist_ok=True)
+        missing: list[str] = []
+        damaged: list[str] = []
 
         def whole(digest: str) -> Path:
-            path, size = folder / digest, sizes[digest]
-            if _is_whole(path, digest, size):
+            path, part = folder / digest, folder / f"{digest}.part"
+            if _is_whole(path, digest, sizes[digest]):
                 return path
             try:
-                self._files.fetch_file(_object(self._files.root, digest), path, size)
+                self._files.fetch_file(_object(self._files.root, digest), part, sizes[digest])
             except FileNotFoundError:
-                raise UserError(f"{self._files.where}: object {digest} is missing; push it again") from None
-            if not _is_whole(path, digest, size):
-                path.unlink(missing_ok=True)
-                raise UserError(f"{self.url}: object {digest} has other content than its name says; push it again")
+                missing.append(digest)
+                return path
+            except AwayError:
+                raise
+            except UserError:  # of another size
+                damaged.append(digest)
+                return path
+            if _is_whole(part, digest, sizes[digest]):
+                part.replace(path)
+            else:
+                damaged.append(digest)
             return path
 
         with ThreadPoolExecutor(min(FETCHED_AT_ONCE, self._files.at_once)) as pool:
-            return dict(zip(sizes, pool.map(whole, sizes), strict=True))
+            paths = dict(zip(sizes, pool.map(whole, sizes), strict=True))
+        if damaged:
+            for part in folder.glob("*.part"):
+                part.unlink()
+            marked = [digest for digest in damaged if self.mark_damaged(digest)]
+            again = "stagecoach store push" if marked == damaged else "stagecoach store push --content"
+            raise UserError(
+                f"{self.url}: object {damaged[0]} has a wrong hash (damaged: {len(damaged)}, "
+                f"missing: {len(missing)} of {len(sizes)}); push the training again, from a copy: {again}"
+            )
+        if missing:
+            raise GoneError(
+                f"{self._files.where}: object {missing[0]} is missing (in all {len(missing)} of {len(sizes)}); push "
+                "the training again, from a copy: stagecoach store push"
+            )
+        return paths
+
+    def put(self, paths: Mapping[str, Path]) -> None:
+        """Put objects, by their hashes, whole or not at all."""
+        self._put({_object(self._files.root, digest): path for digest, path in paths.items()})
 
     def _sizes(self, digests: Mapping[str, object]) -> dict[str, int]:
         """Return the bytes of the objects that are there; -1 for another."""
@@ -332,15 +405,22 @@ class RemoteStore:
             pace.relative_update(path.stat().st_size)
 
 
+def _manifest_in(path: str, text: bytes, identity: str, step: int) -> Manifest:
+    """Return the manifest in a file's text; UserError for damage, or for another training or step."""
+    remedy = f"push it again, or remove the manifest: stagecoach store prune {identity}"
+    try:
+        manifest = msgspec.json.decode(text, type=Manifest)
+        check_listed(manifest["files"], of_training(step))
+    except DAMAGE as error:
+        raise UserError(f"{path}: damaged ({error}); {remedy}") from None
+    if (manifest["identity"], manifest["step"]) != (identity, step):
+        raise UserError(f"{path}: is the manifest of training {manifest['identity']}; {remedy}")
+    return manifest
+
+
 def _is_whole(path: Path, digest: str, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size and sha256_file(path) == digest
 
 
 def _object(root: str, digest: str) -> str:
     return f"{root}/objects/{digest[:2]}/{digest}"
-
-
-def _sign(manifest: Manifest, key: str) -> str:
-    """Return the HMAC-SHA256 (RFC 2104) of a manifest without its signature."""
-    signed = {name: value for name, value in manifest.items() if name != "signature"}
-    return hmac.new(key.encode(), canonical_json(signed).encode(), hashlib.sha256).hexdigest()

@@ -253,9 +253,9 @@ def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:
 
 
 def reasons_away(states: Iterable[StageState]) -> list[str]:
-    """Return a line for each reason why a remote store cannot be asked."""
+    """Return a line for each reason why nothing is taken from a remote store."""
     reasons = dict.fromkeys(state.away for state in states if state.away)
-    return [f"the remote store is away: {reason}" for reason in reasons]
+    return [f"nothing is taken from the remote store: {reason}" for reason in reasons]
 
 
 def _changes(stage: Stage) -> tuple[str, ...]:

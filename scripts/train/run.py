@@ -8,6 +8,7 @@ the job's end and goes on in the next allocation. Exit status: 0 published; 75 t
 import math
 import os
 import re
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,6 +35,9 @@ from scripts.stage.store import check_owners
 
 UNFINISHED = os.EX_TEMPFAIL
 IDLE_NODES_SECONDS = 360.0
+LAST_PUSH_SECONDS = 600.0
+"""At most so long nodes wait for the push of an attempt's last checkpoint, and after a signal so long:"""
+SECONDS_OF_SIGNAL = 20.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Attempt:
     allocation: Allocation = field(default_factory=Allocation)
     store: RemoteStore | None = None
     pushes: RemoteStore | None = None
+    pushes_published: bool = False
 
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
@@ -68,7 +73,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
             trained = f"{stage.name}: step {newest.step} of identity {run.name} is already trained"
             print(f"{trained}; publishing it", flush=True)
         else:
-            with pushed_beside(attempt.pushes, run, stage.name):
+            with pushed_beside(attempt.pushes, run, stage.name, lambda: _seconds_to_push(stage, run, attempt, stop)):
                 newest = _train(stage, run, attempt, stop)
             if newest is None:
                 return UNFINISHED
@@ -84,6 +89,20 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     told = words_of_selected(record) or ", ".join(words)
     print(f"{stage.name}: published {stage.paths.ckpt} ({told})", flush=True)
     return 0
+
+
+def _seconds_to_push(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> float:
+    """Return the time for a last push at the end of an attempt, which keeps its nodes for so long.
+
+    None is needed for a step that is pushed once it is published. A signal leaves little.
+    """
+    if attempt.pushes_published and newest_step(run) >= stage.planned:
+        return 0.0
+    job = attempt.allocation.job
+    if job is None:
+        return SECONDS_OF_SIGNAL if stop.signalled else math.inf
+    left = LAST_PUSH_SECONDS if job.end is None else job.end - time.time() - SECONDS_OF_SIGNAL
+    return max(0.0, min(left, SECONDS_OF_SIGNAL if stop.signalled else LAST_PUSH_SECONDS))
 
 
 def _published(stage: Stage, run: Path, newest: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
@@ -240,6 +259,7 @@ def main(
     asked = Store.model_validate_json(store) if store else None
     pulls, pushes = RemoteStore.to_pull_from(asked), RemoteStore.of(asked) if asked and "last" in asked.push else None
     attempt = Attempt(call, threads, patience, bool(publish_only), log, Allocation(job, where), pulls, pushes)
+    attempt = replace(attempt, pushes_published=bool(asked and "published" in asked.push))
     if job is not None and job.end is not None and deadline is None:
         deadline = job.end - where.slurm.margin
     stop = StopRequest(deadline)

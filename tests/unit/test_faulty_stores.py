@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.commands.store import listed, pruned, verified
+from scripts.commands.store import Prune, listed, pruned, verified
 from scripts.errors import UserError
 from scripts.remote import limits
 from scripts.remote.limits import Limits, own_memory
@@ -20,7 +20,7 @@ from scripts.stage.state import States, reasons_away
 from tests.conftest import refusal
 from tests.faulty_s3 import FAULTS, FAULTS_BEFORE, before, refusing, serving, speaking_no_tls
 from tests.stages import open_folder
-from tests.unit.test_remote import CREDENTIALS, new_store, s3  # noqa: F401 - a fixture
+from tests.unit.test_remote import CREDENTIALS, key, new_store, s3  # noqa: F401 - fixtures
 from tests.unit.test_store import fill, here, stage_of, train  # noqa: F401 - fixtures
 
 SHORT = Limits(request=0.6, listing=0.6, window=0.6, memory=150 << 20)
@@ -71,7 +71,7 @@ def test_a_faulty_server_is_neither_an_empty_store_nor_waited_for(name, short, m
             "push": lambda: push(store, run, "sft"),
             "fetch": lambda: pull(store, run, 2, is_whole=True),
             "verify": lambda: [*verified(store, content=True)],
-            "prune": lambda: pruned(PROJECT, store, [], is_dry=False),
+            "prune": lambda: [*pruned(PROJECT, store, Prune())],
         }
         began = time.monotonic()
         for call in calls.values():
@@ -137,7 +137,7 @@ def test_an_unmounted_share_is_unknown_and_nothing_is_pushed_into_it(train, tmp_
     assert not [*share.iterdir()] and not (tmp_path / "missing").exists()
     for call in (lambda store: [*listed(PROJECT, store)], lambda store: [*verified(store, content=False)]):
         assert "no store is there" in refusal(call, RemoteStore(url))
-    assert "no store is there" in refusal(pruned, PROJECT, RemoteStore(url), [], False)
+    assert "no store is there" in refusal(lambda: [*pruned(PROJECT, RemoteStore(url), Prune())])
 
 
 def test_plan_prints_unknown_for_a_stage_that_is_not_begun_and_the_reason_once(train, tmp_path):

@@ -14,17 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from getpass import getuser
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from types import SimpleNamespace
 
 import pytest
 
-from scripts.commands.store import fetch, listed, pruned, verified
+from scripts.commands.store import Prune, fetch, listed, pruned, verified
 from scripts.files import read_json
-from scripts.remote.remote_store import KEY, PART, RemoteStore
+from scripts.remote.remote_store import PART, RemoteStore
+from scripts.remote.trust import KEY
 from scripts.stage.progress import read_log
 from scripts.stage.push import follow, push_published
-from scripts.stage.remote import pull, pull_newest, push
+from scripts.stage.remote import pull, pull_newest, push, pushed_beside
 from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of, seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
@@ -85,6 +86,12 @@ def gs():
         patch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
         with emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket"):
             yield
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch):
+    """Let the project have a key, without which a bucket is not trusted."""
+    monkeypatch.setenv(KEY, "the project's")
 
 
 @pytest.fixture(params=["folder", "s3", pytest.param("gs", marks=pytest.mark.slow)])
@@ -264,21 +271,44 @@ def test_a_checkpoint_is_taken_last_and_at_once_with_the_mark_of_what_it_lacks(t
     assert calls > 20
 
 
-def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_published(train, tmp_path, monkeypatch):
+def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_published(train, tmp_path):
     store, run = new_store(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
     steps = iter([2, 3])
 
-    def saves_another(_: float) -> None:
-        if (step := next(steps, None)) is None:
-            raise KeyboardInterrupt
-        if step == 3:
-            push(store, run, "sft", 2)  # published
-        save(run, step)
+    class Ending(Event):
+        """The end of a training that saves two steps, of which the first is published; the last comes at its end."""
 
-    monkeypatch.setattr("scripts.stage.push.time", SimpleNamespace(sleep=saves_another))
-    with pytest.raises(KeyboardInterrupt):
-        follow(store, run, "sft")
+        def wait(self, timeout: float | None = None) -> bool:
+            if not timeout:
+                return False
+            step = next(steps)
+            save(run, step)
+            if step == 2:
+                push(store, run, "sft", step)
+            return step == 3
+
+    follow(store, run, "sft", Ending())
     assert RemoteStore(store.url).steps() == {run.name: [2, 3]}
+    held = [file["sha256"] for it in RemoteStore(store.url).manifests() for file in it["files"].values()]
+    assert RemoteStore(store.url).objects().keys() == {*held}, "what the first step alone had is freed"
+
+
+def test_the_next_allocation_frees_what_the_one_before_kept(train, tmp_path):
+    store, run, ended = new_store(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1), Event()
+    ended.set()
+    for step in (1, 2, 3):
+        if step > 1:
+            save(run, step)
+        follow(RemoteStore(store.url), run, "sft", ended)
+        assert RemoteStore(store.url).steps() == {run.name: [step]}
+
+
+def test_the_last_checkpoint_of_an_allocation_is_pushed_at_its_end(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    store, run = new_store(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
+    with pushed_beside(store, run, "sft", lambda: 60.0):
+        save(run, 2)
+    assert RemoteStore(store.url).steps() == {run.name: [2]}
 
 
 @pytest.mark.parametrize("parts", [1.5, 4])
@@ -352,7 +382,8 @@ def train_stage_with(train, stage, url: str) -> None:
         (lambda it: it.pop("files"), "damaged"),
     ],
 )
-def test_a_foreign_or_damaged_manifest_is_refused(train, tmp_path, change, says):
+def test_a_foreign_or_damaged_manifest_is_refused(train, tmp_path, monkeypatch, change, says):
+    monkeypatch.delenv(KEY)
     url = str(tmp_path / "remote")
     identity = trained_and_pushed(train, url)
     path = Path(url, f"trainings/{identity}.4.json")
@@ -366,6 +397,7 @@ def test_a_foreign_or_damaged_manifest_is_refused(train, tmp_path, change, says)
 
 def test_with_a_key_only_signed_manifests_are_taken(train, tmp_path, monkeypatch):
     url = str(tmp_path / "remote")
+    monkeypatch.delenv(KEY)
     trained_and_pushed(train, url)
     monkeypatch.setenv(KEY, "the project's")
     assert f"not signed with the key in {KEY}" in refusal(train_stage_with, train, stage_of("b"), url)
@@ -405,10 +437,11 @@ def test_reading_needs_no_right_to_write(train, s3, tmp_path, monkeypatch):
 
 
 def test_two_push_at_once(train, url, monkeypatch):
-    run, have_looked, put = fill(open_folder(stage_of("a")), 2, 3), Barrier(2), RemoteStore._put
-    monkeypatch.setattr(RemoteStore, "_put", lambda *given: (have_looked.wait(60), put(*given)))
+    run, have_begun = fill(open_folder(stage_of("a")), 2, 3), Barrier(2)
+    monkeypatch.setattr("scripts.remote.claims.PAUSE", 0.05)
     with ThreadPoolExecutor(2) as pool:
-        assert all(pool.map(lambda _: push(RemoteStore(url), run, "sft"), range(2))), "each takes the store for empty"
+        sent = [*pool.map(lambda _: (have_begun.wait(60), push(RemoteStore(url), run, "sft"))[1], range(2))]
+    assert min(sent) == 0 < max(sent), "the second waits for the first, and finds all there"
     assert [*verified(RemoteStore(url), content=True)] == []
 
 
@@ -424,10 +457,10 @@ def test_the_store_is_listed_verified_and_pruned(train, url):
     assert len(lines) == 3 and all("here, too" in line for line in lines[1:])
     assert [*verified(RemoteStore(url), content=True)] == []
     before = RemoteStore(url).objects()
-    assert pruned(project, RemoteStore(url), [], is_dry=False) == "trainings: 0, freed: 0 bytes"
-    assert "trainings: 1, to be freed: " in pruned(project, RemoteStore(url), [second.identity], is_dry=True)
-    assert RemoteStore(url).objects() == before
-    pruned(project, RemoteStore(url), [second.identity], is_dry=False)
+    assert [*pruned(project, RemoteStore(url), Prune())] == ["trainings: 0, freed: 0 bytes"]
+    (line,) = pruned(project, RemoteStore(url), Prune((second.identity,), is_dry=True))
+    assert "trainings: 1, to be freed: " in line and RemoteStore(url).objects() == before
+    assert [*pruned(project, RemoteStore(url), Prune((second.identity,)))] == [line.replace("to be freed", "freed")]
     assert RemoteStore(url).steps() == {first.identity: [4]}
     assert [*verified(RemoteStore(url), content=True)] == [], "files that both have stay"
     assert len(RemoteStore(url).objects()) < len(before)
@@ -438,9 +471,14 @@ def test_the_last_copy_of_a_checkpoint_is_not_pruned(train, tmp_path):
     identity = trained_and_pushed(train, url)
     train(stage_of("b"), store=RemoteStore(url))
     project = SimpleNamespace(root=Path("results"), results=Path("results/b"))
-    assert "the last copy" in refusal(pruned, project, RemoteStore(url), [identity], False)
+    assert "the last one" in refusal(prune_of, project, url, Prune((identity,)))
+    assert RemoteStore(url).steps() == {identity: [4]}
     fetch(project, RemoteStore(url), "sft")
-    assert pruned(project, RemoteStore(url), [identity], False).startswith("trainings: 1, freed: ")
+    assert "trainings: 1, freed: " in prune_of(project, url, Prune((identity,)))
+
+
+def prune_of(project, url: str, asked: Prune) -> str:
+    return "\n".join(pruned(project, RemoteStore(url), asked))
 
 
 def test_files_that_are_cut_missing_or_changed_are_found(train, tmp_path):
