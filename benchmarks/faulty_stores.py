@@ -1,7 +1,7 @@
 """A remote store behind servers with a fault each: whether every command ends, when, in how much memory.
 
-    python benchmarks/faulty_stores.py --label after --cells benchmarks/faulty_stores.jsonl
-    python benchmarks/faulty_stores.py --page benchmarks/faulty_stores.md --cells benchmarks/faulty_stores.jsonl
+    python benchmarks/faulty_stores.py --label after --cells cells.jsonl
+    python benchmarks/faulty_stores.py --page benchmarks/faulty_stores.md --cells cells.jsonl
 
 The first command adds a line for each server and command; with `--scripts FOLDER` it measures the scripts of another
 commit. The second writes the page. A real, small stage is trained and pushed to rclone's S3 server. Then every command
@@ -27,6 +27,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common import ROOT, command_line, end_for_lack_of, finished_tree, head, memory_of, row
+from scripts.remote.limits import LIMITS
 from tests.conftest import Workflow
 from tests.faulty_s3 import FAULTS, FAULTS_BEFORE, before, refusing, serving, speaking_no_tls
 
@@ -188,7 +189,7 @@ def text_of(cell: Cell | None) -> str:
         return ""
     megabytes = f"{cell.memory / 1e6:.0f} MB"
     if cell.status is None:
-        return f"**ended at {cell.seconds:.0f} s**, {megabytes}"
+        return f"**ended** at {cell.seconds:.0f} s, {megabytes}"
     is_believed = cell.status == 0 and cell.server not in FAULTS_BEFORE and "unknown whether" not in cell.said
     believed = ", **believed**" if is_believed else ""
     traceback = ", **traceback**" if "Traceback" in cell.said else ""
@@ -222,11 +223,15 @@ def written_page(cells: list[Cell]) -> str:
     lines = [
         "# A remote store behind a faulty server",
         "",
-        "`python benchmarks/faulty_stores.py --label after --cells benchmarks/faulty_stores.jsonl`, and the same with",
-        f"`--label before --scripts FOLDER` for the commit before, on {os.cpu_count()} cores, {AT_ONCE} calls at once.",
-        "A cell has the seconds and the memory of a command, start and imports included. *ended*: by this program,",
-        f"after {MOST_SECONDS:.0f} s or with more than {MOST_MEMORY >> 30} GB. *believed*: exit status 0, as if the",
-        "store were empty. The server *none* has no fault.",
+        "`python benchmarks/faulty_stores.py --label after --cells cells.jsonl`, and the same with `--label before`",
+        f"and `--scripts FOLDER` for an earlier commit, on {os.cpu_count()} cores beside other work,",
+        f"{AT_ONCE} calls at once.",
+        "",
+        "A cell has the seconds and the memory of a command; its start takes 10 to 20 s of these.",
+        f"*Ended*: by the benchmark, after {MOST_SECONDS:.0f} s or with more than {MOST_MEMORY >> 30} GB.",
+        "*Believed*: exit status 0, as if the store were empty. The server *none* has no fault.",
+        "plan has six stages to ask for. The bounds of scripts/remote/limits.py are",
+        f"{LIMITS.request:.0f} s for a question, {LIMITS.listing:.0f} s for a listing, {LIMITS.memory >> 20} MB.",
     ]
     for label in dict.fromkeys(cell.label for cell in cells):
         those = [cell for cell in cells if cell.label == label]

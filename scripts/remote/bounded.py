@@ -3,6 +3,7 @@
 After a failure the server is not asked again for a while: calls fail at once.
 """
 
+import logging
 import secrets
 import socket
 import time
@@ -35,6 +36,10 @@ OF_ONE_FILE = (FileNotFoundError, FileExistsError, PermissionError, IsADirectory
 OF_ONE_BODY = {"ClientPayloadError", "IncompleteRead", "ResponseStreamingError", "ContentLengthError"}
 """The same, by the names of classes of clients, for a call that reads a file."""
 READING = {"cat_file", "get_file"}
+
+for _client in ("paramiko", "gcsfs"):
+    # Clients print a traceback for every attempt that fails; the error of the last one is the message.
+    logging.getLogger(_client).addHandler(logging.NullHandler())
 
 
 class AwayError(UserError):
@@ -199,10 +204,17 @@ class Bounded:
             try:
                 return in_thread(watch, function, *args, **kwargs)
             except limits.LimitError:
-                if "sftp" in self.protocols:
-                    # Ends the call that goes on in its thread.
-                    self.fs.client.close()
+                self._end_connections()
                 raise
+
+    def _end_connections(self) -> None:
+        """End the connections of a call over its limit, which goes on in its thread."""
+        if "sftp" in self.protocols:
+            self.fs.client.close()
+        elif "hf" in self.protocols:
+            from huggingface_hub import close_session  # noqa: PLC0415 - only with a store on the hub
+
+            close_session()
 
     def _windows(self, name: str) -> float:
         """Return how many windows are looked at together in a transfer."""
@@ -290,10 +302,16 @@ def hidden_name(path: str) -> str:
 
 
 def in_words(error: Exception) -> str:
-    """Return a failure of a request in words."""
+    """Return a failure of a request in words, on one line."""
     if isinstance(error, limits.LimitError):
         return str(error)
-    return f"cannot be reached ({type(error).__name__}: {error})"
+    name = type(error).__name__
+    # botocore wraps errors without words, as that of too many redirects.
+    wrapped = getattr(error, "kwargs", {}).get("error")
+    if isinstance(wrapped, Exception):
+        name += f" of {type(wrapped).__name__}"
+    text = " ".join(str(error).split())
+    return f"cannot be reached ({name}: {text})"
 
 
 def _opened(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.commands.store import Prune, listed, pruned, verified
 from scripts.errors import UserError
-from scripts.remote import limits
+from scripts.remote import limits, remote_store
 from scripts.remote.limits import Limits, own_memory
 from scripts.remote.remote_store import MARKER, RemoteStore
 from scripts.stage.remote import pull, push
@@ -32,10 +32,13 @@ PROJECT = SimpleNamespace(root=Path("results"), results=Path("results/a"))
 @pytest.fixture
 def short(monkeypatch):
     """Limits as short as a test needs, and a client that finds no credentials but those of the tests."""
-    pytest.importorskip("s3fs", reason="envs/remote.txt is not installed")
+    s3fs = pytest.importorskip("s3fs", reason="envs/remote.txt is not installed")
     monkeypatch.setattr(limits, "LIMITS", SHORT)
     for name, value in (CREDENTIALS | {"AWS_DEFAULT_REGION": "us-east-1"}).items():
         monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def at(address: str, monkeypatch) -> str:
@@ -99,7 +102,7 @@ def test_a_failure_is_remembered_in_a_call_and_forgotten_later(name, short, monk
 def test_a_sound_server_behind_the_same_program_serves_and_a_cut_body_is_no_file(
     train, s3, short, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(limits, "LIMITS", replace(Limits(), request=20.0))
+    monkeypatch.setattr(limits, "LIMITS", Limits())
     sound, url = os.environ["AWS_ENDPOINT_URL"], f"s3://bucket/{tmp_path.name}"
     run = fill(open_folder(stage_of("a")), 2)
     with serving(before(sound, FAULTS_BEFORE["none"])) as address:
@@ -114,7 +117,94 @@ def test_a_sound_server_behind_the_same_program_serves_and_a_cut_body_is_no_file
         other.mkdir(parents=True)
         assert host in refusal(pull, RemoteStore(url), other, 2, True)
         assert not (other / "checkpoints").exists()
+
+
+def only_for(method: str, fault, otherwise):
+    """A fault for the requests of a method that concern objects; others go to a sound server."""
+
+    def serve(connection, request) -> None:
+        is_struck = request.method == method and "/objects/" in request.target
+        (fault if is_struck else otherwise)(connection, request)
+
+    return serve
+
+
+def dribbles(connection, _) -> None:
+    """Send content faster than a byte a second, and too slowly."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    for _ in range(1000):
+        connection.sendall(b"x" * 100)
+        time.sleep(0.1)
+
+
+def test_a_transfer_below_the_least_pace_is_given_up(train, s3, short, tmp_path, monkeypatch):
+    sound, url = os.environ["AWS_ENDPOINT_URL"], f"s3://bucket/{tmp_path.name}"
+    monkeypatch.setattr(limits, "LIMITS", Limits())
+    run = fill(open_folder(stage_of("a")), 2)
+    passes_on = before(sound, FAULTS_BEFORE["none"])
+    monkeypatch.setattr(limits, "LIMITS", replace(SHORT, request=20.0, listing=20.0))
+    with serving(only_for("PUT", FAULTS["accepts and is silent"], passes_on)) as address:
+        host = at(address, monkeypatch)
+        said = refusal(push, RemoteStore(url), run, "sft")
+        assert host in said and " bytes moved in 3 s, fewer than 10 kB/s" in said
+        assert RemoteStore(url).steps() == {}, "a manifest is written last"
     at(sound, monkeypatch)
+    assert push(RemoteStore(url), run, "sft") > 0
+    monkeypatch.setattr("scripts.remote.bounded.AtMost.relative_update", lambda *_: None)  # the size is not the fault
+    with serving(only_for("GET", dribbles, passes_on)) as address:
+        host = at(address, monkeypatch)
+        other = Path("other", run.name)
+        other.mkdir(parents=True)
+        said = refusal(pull, RemoteStore(url), other, 2, True)
+        assert host in said and " bytes moved in 0.6 s, fewer than 10 kB/s" in said
+
+
+def test_a_file_with_more_bytes_than_the_manifest_says_is_not_fetched_to_its_end(
+    train, s3, short, tmp_path, monkeypatch
+):
+    sound, url = os.environ["AWS_ENDPOINT_URL"], f"s3://bucket/{tmp_path.name}"
+    monkeypatch.setattr(limits, "LIMITS", Limits())
+    run = fill(open_folder(stage_of("a")), 2)
+    assert push(RemoteStore(url), run, "sft") > 0
+    endless = only_for("GET", FAULTS["endless body"], before(sound, FAULTS_BEFORE["none"]))
+    with serving(endless) as address:
+        at(address, monkeypatch)
+        other = Path("other", run.name)
+        other.mkdir(parents=True)
+        assert "sends more than the " in refusal(pull, RemoteStore(url), other, 2, True)
+        assert sum(path.stat().st_size for path in other.rglob("*")) < 20 << 20
+
+
+# --- Other protocols ---
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package", "fault"),
+    [
+        ("sftp", "paramiko", "accepts and is silent"),
+        ("sftp", "paramiko", "endless body"),
+        ("hf", "huggingface_hub", "accepts and is silent"),
+        ("hf", "huggingface_hub", "endless body"),
+        pytest.param("gs", "gcsfs", "accepts and is silent", marks=pytest.mark.slow),
+        pytest.param("gs", "gcsfs", "endless body", marks=pytest.mark.slow),
+    ],
+)
+def test_no_other_protocol_hangs_or_grows(protocol, package, fault, monkeypatch, capfd):
+    pytest.importorskip(package)
+    monkeypatch.setattr(limits, "LIMITS", replace(SHORT, request=2.0, listing=2.0))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    with serving(FAULTS[fault]) as address:
+        host = address.rpartition("/")[2]
+        monkeypatch.setitem(remote_store.OPTIONS, "hf", {"endpoint": address, "token": False})
+        monkeypatch.setitem(remote_store.OPTIONS, "gs", {"endpoint_url": address, "token": "anon"})
+        places = {"sftp": f"sftp://user@{host}/store", "hf": "hf://buckets/a/b/store", "gs": "gs://bucket/store"}
+        store, memory = RemoteStore(places[protocol]), own_memory()
+        began = time.monotonic()
+        assert places[protocol].partition("@")[2] in refusal(store.steps)
+        assert time.monotonic() - began < 2 * limits.LIMITS.listing + SLACK
+        time.sleep(0.5)  # a call over its limit does not go on in the background
+        assert own_memory() - memory < 2 * SHORT.memory
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # --- Folders ---
