@@ -7,6 +7,7 @@ from scripts.commands.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project, store_refusals
 from scripts.commands.doctor import doubts, lacking_rows
+from scripts.files import sweep_leftovers
 from scripts.slurm.resources import check_executor, check_site
 from scripts.stage.removal import finish_discards, line_of
 
@@ -39,6 +40,7 @@ def needed_packages():
 
 def check_before_submitting():
     """Refuse, before the first job, what would fail on the cluster, train on the wrong machine or cost too much."""
+    sweep_leftovers(Path(RESULTS), "store")
     for each in finish_discards(Path(CONFIG.results)):
         print(f"{each.folder}: goes on from a removal that was cut off: {line_of(each)}", file=sys.stderr)
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)

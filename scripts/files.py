@@ -8,15 +8,19 @@ import re
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from scripts.errors import UserError, explain_refusal
 from scripts.processes import is_running, process_mark
 
+LEFT_SECONDS = 2 * 86_400.0
+"""How long another host's temporary file may stay without a change."""
+_HIDDEN = re.compile(r"\..+\.\d+\.\d+\.\d+\.[0-9a-f]+\.tmp")
 POINTER = b"version https://git-lfs.github.com/spec/v1"
 """How git-lfs begins the file that it leaves in place of a large one."""
 
@@ -146,7 +150,7 @@ def relative(target: Path, folder: Path) -> Path:
 def _temporary(path: Path) -> Iterator[Path]:
     """Yield a hidden name beside a path; the file is removed at the end or by the next call after a kill."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, path.name)
+    remove_leftovers(path.parent)  # of other names too: a killed writer's file may never be written again
     temporary = hidden_name(path)
     try:
         yield temporary
@@ -160,13 +164,45 @@ def hidden_name(path: Path) -> Path:
 
 
 def remove_leftovers(folder: Path, name: str | None = None) -> None:
-    """Remove the temporary files of killed processes of this host in a folder; `name`: of one file only."""
+    """Remove the temporary files of killed processes in a folder; `name`: of one file only.
+
+    On the writer's host the process table says who was killed. Elsewhere, and in another container, a temporary file
+    counts as left after two days without a change.
+    """
     here = re.escape(process_mark().rsplit(".", 2)[0])
-    pattern = re.compile(rf"\.{re.escape(name) if name else '.+'}\.{here}\.(\d+)\.(\d+)\.[0-9a-f]+\.tmp")
-    for entry in folder.iterdir():
-        match = pattern.fullmatch(entry.name)
-        if match and not is_running(*map(int, match.groups())):
-            _remove(entry)
+    named = re.escape(name) if name else ".+"
+    ours = re.compile(rf"\.{named}\.{here}\.(\d+)\.(\d+)\.[0-9a-f]+\.tmp")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for entry in folder.iterdir():
+            if not _HIDDEN.fullmatch(entry.name) or not entry.name.startswith(f".{name or ''}"):
+                continue
+            match = ours.fullmatch(entry.name)
+            is_left = not is_running(*map(int, match.groups())) if match else _is_unchanged(entry)
+            if is_left:
+                with suppress(PermissionError):  # another user's, in a folder where each removes only their own
+                    _remove(entry)
+
+
+def sweep_leftovers(root: Path, *left_out: str) -> None:
+    """Remove the temporary files of killed processes in a folder and below, but for folders of some names."""
+    for folder, folders, _ in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out and not _HIDDEN.fullmatch(name)]
+        with suppress(PermissionError):
+            remove_leftovers(Path(folder))
+
+
+def _is_unchanged(path: Path) -> bool:
+    """Whether nothing at a path has changed for two days, by the clock of the machine."""
+    newest = 0.0
+    try:
+        for folder, _, names in os.walk(path):
+            states = (os.lstat(place) for place in (folder, *(Path(folder, name) for name in names)))
+            newest = max(newest, *(max(state.st_mtime, state.st_ctime) for state in states))
+        state = path.lstat()
+    except OSError:
+        return False
+    newest = max(newest, state.st_mtime, state.st_ctime)
+    return time.time() - newest > LEFT_SECONDS
 
 
 def _remove(path: Path) -> None:

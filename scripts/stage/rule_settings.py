@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.source_record import content_of
-from scripts.files import write_text
+from scripts.files import filled_by_program, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
@@ -106,14 +106,17 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
 
 
 def write_settings(recipe: Recipe, results: Path) -> None:
-    """Write every settings file whose text differs; adopt it where the results are older than settings files."""
+    """Write every settings file whose text differs; adopt it where the results are older than settings files.
+
+    The settings file comes last, with its time, so that after a kill the next call does all of it again.
+    """
     for path, settings in settings_files(recipe, results).items():
         is_new = not path.exists()
         if not is_new and path.read_text(encoding="utf-8") == settings.text:
             continue
-        write_text(path, settings.text)
         made = [output for output in settings.outputs if output.exists()]
         if not made or (is_new and settings.is_contradicted()):
+            write_text(path, settings.text)
             continue
         if is_new:
             for output in made:  # Snakemake's note of its inputs names no settings file; its time stamp counts now
@@ -121,9 +124,12 @@ def write_settings(recipe: Recipe, results: Path) -> None:
                     (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
             if settings.made_from:
                 write_text(settings.made_from, settings.text)
-        if is_new or (settings.made_from and not settings.differ()):
-            then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
-            os.utime(path, ns=(then, then))
+        is_adopted = is_new or (settings.made_from and not settings.differ())
+        then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
+        with filled_by_program(path) as fresh:
+            fresh.write_text(settings.text, encoding="utf-8")
+            if is_adopted:
+                os.utime(fresh, ns=(then, then))
 
 
 def is_fetched(recipe: Recipe, results: Path) -> bool:

@@ -31,6 +31,8 @@ from scripts.stage.store import (
 )
 from scripts.stage.uses import note_project
 
+WRITTEN_IN = ("checkpoints", "exports", "scores")
+"""Folders of a training in which its programs write by temporary names."""
 Results = Annotated[Path, "the run's folder of results: results"]
 Name = Annotated[str, "the stage's name in the recipe"]
 
@@ -204,7 +206,8 @@ class Stage:
                 write_text(folder / "config.yaml", config_text(self.config.values()))
                 write_json(folder / "identity.json", {"identity": folder.name, **facts})
             if not is_readable_alone:
-                remove_leftovers(folder)
+                for place in (folder, *(folder / name for name in WRITTEN_IN)):
+                    remove_leftovers(place)
                 finish_removals(folder)
                 if self.amendment:
                     link_start(root, self.trained_paths, folder, self.amendment)

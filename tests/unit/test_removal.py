@@ -21,11 +21,11 @@ from scripts.stage.removal import await_discards, discard, finish_discards, take
 from scripts.stage.rundir import checkpoints, damage_of, seal_checkpoint
 from scripts.stage.store import finish_removals, prune_checkpoints
 from tests.conftest import ROOT
+from tests.killing import killed_at
 from tests.users import ANN, BOB, EVE, as_user, can_be_others, share, shared_folder
 
 ROOM = Path("results")
 ONE, OTHER = ROOM / "store" / ("0" * 16), ROOM / "store" / ("1" * 16)
-CHANGES = {"link", "rename", "replace", "mkdir", "unlink", "write", "symlink", "rmdir", "write_text", "fsync"}
 as_root = pytest.mark.skipif(not can_be_others(), reason="only root can be another user")
 
 
@@ -338,27 +338,6 @@ def test_who_opens_a_training_that_was_renamed_and_not_doomed_has_it_back():
     assert away.exists()
     take_back(ONE)
     assert is_whole(ONE) and hidden() == []
-
-
-def killed_at(call: int, deed) -> int:
-    """Do something in a process that is killed before this one of its changes to files; its exit status."""
-    calls = 0
-
-    def trace(frame, event, function):
-        nonlocal calls
-        if event == "c_call" and function.__name__ in CHANGES:
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    child = os.fork()
-    if child == 0:
-        sys.setprofile(trace)
-        try:
-            deed()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.slow

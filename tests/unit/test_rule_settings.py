@@ -11,6 +11,7 @@ from scripts.data.source_record import content_of
 from scripts.recipe.load import load_recipe
 from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from tests.conftest import ROOT
+from tests.killing import killed_at
 
 RECORDED, RESULTS = ROOT / "tests/recorded", Path("results")
 
@@ -59,6 +60,22 @@ def test_results_of_an_earlier_commit_adopt_their_settings_and_snakemake_forgets
     before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
     write_settings(recipe, RESULTS)
     assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
+
+
+def test_a_kill_while_settings_are_adopted_makes_nothing_stale_and_leaves_nothing(tree):
+    recipe = edited()
+    shutil.copytree(RESULTS, "before", symlinks=True)
+    for call in range(1, 1000, 9):
+        status = killed_at(call, lambda: write_settings(recipe, RESULTS))
+        write_settings(recipe, RESULTS)
+        assert newer_than_results(recipe) == set() and data_to_be_made(recipe, RESULTS) == set()
+        assert not [*RESULTS.rglob("*.tmp")]
+        assert (RESULTS / "data/source/made_from.json").exists()
+        if status == 0:
+            break
+        shutil.rmtree(RESULTS)
+        shutil.copytree("before", RESULTS, symlinks=True)
+    assert call > 30
 
 
 HOLDOUT = ("    rows: 24\n    holdout: 8", "    rows: 24\n    holdout: 9")

@@ -32,6 +32,7 @@ from scripts.stage.store import folder_of, identity_in, prune_checkpoints
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
+from tests.killing import killed_at
 from tests.stages import as_of, checkpoint, open_folder, ready_stage
 
 RECIPE = load_recipe(ROOT / "config/recipes/tiny.yaml")
@@ -292,29 +293,6 @@ def test_a_directory_that_nobody_owns_is_not_touched(train):
 
 
 # --- a kill at every moment ---
-
-CHANGES = {"link", "rename", "replace", "mkdir", "unlink", "write", "symlink", "rmdir"}
-
-
-def killed_at(call: int, deed) -> int:
-    """Do something in a process that is killed before this one of its changes to files; its exit status."""
-    calls = 0
-
-    def trace(frame, event, function):
-        nonlocal calls
-        if event == "c_call" and function.__name__ in CHANGES:
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    child = os.fork()
-    if child == 0:
-        sys.setprofile(trace)
-        try:
-            deed()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob, backend_of, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
-from scripts.files import open_atomically, read_json, replace_directory, write_json
+from scripts.files import open_atomically, read_json, replace_directory, sweep_leftovers, write_json
 from scripts.model.shape import fresh_parameters
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
@@ -101,8 +101,32 @@ def test_what_a_killed_process_left_beside_a_file_is_removed_by_the_next_writer(
     (tmp_path / f".file.{killed}.00bb.tmp").mkdir()
     (tmp_path / f".file.{process_mark()}.00cc.tmp").write_text("another writer's, alive")
     (tmp_path / f".file.elsewhere.{killed.partition('.')[2]}.00dd.tmp").write_text("another host's")
+    (tmp_path / f".written.once.json.{killed}.00ee.tmp").write_text("half of a file that nobody writes again")
     write_json(tmp_path / "file", {})
     assert sorted(path.name.split(".")[-2] for path in tmp_path.iterdir() if path.name != "file") == ["00cc", "00dd"]
+
+
+def test_what_another_host_or_container_left_goes_after_two_days_without_a_change(tmp_path, killed, monkeypatch):
+    rest = killed.partition(".")[2]
+    left = [tmp_path / f".a.far.host.org.{rest}.00aa.tmp", tmp_path / f".b.far.host.org.{rest}.00bb.tmp"]
+    (left[0] / "inside").mkdir(parents=True)
+    left[1].write_text("half")
+    (tmp_path / ".no.mark.tmp").write_text("somebody's")
+    write_json(tmp_path / "file", {})
+    assert all(path.exists() for path in left)
+    later = time.time() + 2 * 86_400 + 60
+    monkeypatch.setattr("scripts.files.time.time", lambda: later)
+    write_json(tmp_path / "file", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".no.mark.tmp", "file"]
+
+
+def test_a_run_is_swept_of_what_killed_processes_left_anywhere_but_in_the_store(tmp_path, killed):
+    left = [tmp_path / f"{folder}/.file.{killed}.00aa.tmp" for folder in ("a", "a/b/c", "store/x")]
+    alive = tmp_path / f"a/.file.{process_mark()}.00aa.tmp"
+    for path in (*left, alive):
+        (path / "inside").mkdir(parents=True)
+    sweep_leftovers(tmp_path, "store")
+    assert [path.exists() for path in (*left, alive)] == [False, False, True, True]
 
 
 def test_a_damaged_record_is_one_clear_message(tmp_path):
@@ -404,12 +428,12 @@ def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_
     train()
     run = train.paths.run
     left = [run / f".live.html.{killed}.00aa.tmp", owner_of(run).with_name(f".owner.json.{killed}.0b.tmp")]
-    left += [run / "checkpoints/removing_step_2/config.json"]
+    left += [run / "checkpoints/removing_step_2/config.json", run / f"checkpoints/.step_2.{killed}.00cc.tmp"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_text("half a file")
     train()
-    assert len(train.jobs) == 1 and not any(path.exists() for path in (*left, left[-1].parent))
+    assert len(train.jobs) == 1 and not any(path.exists() for path in (*left, left[2].parent))
 
 
 def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):
