@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Any, BinaryIO
 from scripts.errors import UserError, explain_refusal
 from scripts.processes import is_running, process_mark
 
+SCRATCH = "stagecoach"
 LEFT_SECONDS = 2 * 86_400.0
 """How long another host's temporary file may stay without a change."""
 _HIDDEN = re.compile(r"\..+\.\d+\.\d+\.\d+\.[0-9a-f]+\.tmp")
@@ -189,6 +191,35 @@ def sweep_leftovers(root: Path, *left_out: str) -> None:
         folders[:] = [name for name in folders if name not in left_out and not _HIDDEN.fullmatch(name)]
         with suppress(PermissionError):
             remove_leftovers(Path(folder))
+
+
+def make_scratch(parent: Path | None = None) -> Path:
+    """Make an empty folder on the node's own disk (default: $TMPDIR, else /tmp), for the user alone.
+
+    The caller removes the folder; those of killed processes go first. The name is short, as a socket's path has to be.
+    """
+    parent = parent or Path(tempfile.gettempdir())
+    place, _, start = process_mark().rpartition(".")
+    place, _, pid = place.rpartition(".")
+    place = sha256_text(place)[:8]
+    pattern = re.compile(rf"{SCRATCH}-{place}\.(\d+)\.(\d+)\.[0-9a-f]+")
+    for entry in parent.glob(f"{SCRATCH}-{place}.*"):
+        match = pattern.fullmatch(entry.name)
+        if match and not is_running(*map(int, match.groups())):
+            shutil.rmtree(entry, ignore_errors=True)
+    made = parent / f"{SCRATCH}-{place}.{pid}.{start}.{secrets.token_hex(4)}"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Yield an empty folder on the node's own disk, removed at the end or after a kill by the next call."""
+    made = make_scratch()
+    try:
+        yield made
+    finally:
+        _remove(made)
 
 
 def _is_unchanged(path: Path) -> bool:

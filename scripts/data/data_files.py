@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from glob import has_magic
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -21,6 +20,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from scripts.data.hub import near
 from scripts.data.published import FORMATS, Reading, format_of
 from scripts.errors import UserError
+from scripts.files import scratch_folder
 from scripts.recipe.strict import nearest
 from scripts.recipe.yaml_file import FAST_LOADER, LARGEST, limited
 from scripts.rows.bounds import bounded
@@ -194,14 +194,14 @@ def _reading(parameters: dict[str, Any], module: str, where: str) -> Reading:
 @contextmanager
 def _empty_files(names: Collection[str]) -> Iterator[str]:
     """Make a folder of empty files with the names of those that hold rows; yield its path."""
-    with TemporaryDirectory(prefix="data-files-") as folder:
+    with scratch_folder() as folder:
         for name in names:
             is_inside = ".." not in PurePosixPath(name).parts and not name.startswith("/")
             if is_inside and format_of(name):
-                path = Path(folder, name)
+                path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.touch()
-        yield folder
+        yield str(folder)
 
 
 def _names_of_subset(listing: Listing, subset: str) -> list[str]:

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -15,7 +14,7 @@ from transformers import AutoTokenizer
 
 from scripts.errors import UserError
 from scripts.evaluate.benchmarks import beside_parent, read_scores, share_cut
-from scripts.files import canonical_json, replace_directory, sha256_file, sha256_text, write_json
+from scripts.files import canonical_json, replace_directory, scratch_folder, sha256_file, sha256_text, write_json
 from scripts.installed import version_of
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generation_settings import BY_RECIPE, folder_without_sampling, settings_asked, settings_that_counted
@@ -127,9 +126,9 @@ def main(
         )
     if export is None:
         for task in evaluation.task_list:
-            with TemporaryDirectory() as name:
+            with scratch_folder() as made:
                 settings = settings_of(task) | {"model": "dummy", "device": "cpu", "limit": 1}
-                run_harness(settings, packages, Path(name))
+                run_harness(settings, packages, made)
         write_json(output, {"harness": harness, "tasks": [task.task for task in evaluation.task_list]})
         return
     os.environ["OMP_NUM_THREADS"] = str(threads)

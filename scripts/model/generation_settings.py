@@ -7,10 +7,9 @@ without transformers, so that planning needs no trainer.
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from scripts.files import read_json, write_json
+from scripts.files import read_json, scratch_folder, write_json
 from scripts.model.hugging_face import model_files
 from scripts.recipe.sampling import Sampling
 from scripts.rows.chat_format import GENERATION
@@ -160,8 +159,8 @@ def folder_without_sampling(folder: Path) -> Iterator[Path]:
     if not _settings_in(folder):
         yield folder
         return
-    with TemporaryDirectory() as name:
-        linked = Path(name, folder.resolve().name)
+    with scratch_folder() as made:
+        linked = made / folder.resolve().name
         linked.mkdir()
         for file in model_files(folder):
             if file.name != GENERATION:

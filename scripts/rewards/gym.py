@@ -27,6 +27,7 @@ from typing import Any
 from weakref import WeakSet
 
 from scripts.errors import CutOffError, ServiceError, UserError, shortened, warn
+from scripts.files import make_scratch
 from scripts.processes import PARENT
 from scripts.recipe.gym_release import Gym, GymServer
 from scripts.recipe.yaml_file import installation, project_or_shipped
@@ -168,7 +169,7 @@ class RunningServer:
         self._requirements = said.folder / "requirements.txt"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server lives
         # For this user alone: others on the node could ask for rewards too. A socket's path is short.
-        self._home = tempfile.mkdtemp(prefix="gym-", dir="/tmp")
+        self._home = str(make_scratch(Path("/tmp")))  # noqa: S108
         self._starts += 1
         self._process = subprocess.Popen(  # noqa: S603
             [self._python.absolute(), "-P", "-m", "scripts.rewards.gym_server"],

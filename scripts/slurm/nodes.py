@@ -4,12 +4,12 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from statistics import median_low
 from typing import Any, NamedTuple
 
 from scripts.errors import UserError, warn
+from scripts.files import scratch_folder
 from scripts.recipe.site import Slurm
 from scripts.slurm import sniff
 from scripts.slurm.client import Job, client_environment, job_of, retry_unreachable, run_client, step_command
@@ -103,7 +103,7 @@ def without_spares(job: Job, health: Health, needed: int) -> Job:
     best = sorted(job.nodes[1:], key=lambda node: (node in health.sick, node in health.slow))
     nodes = ",".join(node for node in job.nodes if node in (job.nodes[0], *best[: needed - 1]))
     print(f"the training keeps {nodes}; the other nodes go back to Slurm", flush=True)
-    with tempfile.TemporaryDirectory() as folder:  # scontrol leaves scripts in its working directory
+    with scratch_folder() as folder:  # scontrol leaves scripts in its working directory
         update = ["env", f"--chdir={folder}", "scontrol", "update", f"JobId={job.id}", f"ReqNodeList={nodes}"]
         try:
             retry_unreachable(lambda: run_client(update, client_environment()))

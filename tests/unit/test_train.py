@@ -14,7 +14,15 @@ import pytest
 from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob, backend_of, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
-from scripts.files import open_atomically, read_json, replace_directory, sweep_leftovers, write_json
+from scripts.files import (
+    make_scratch,
+    open_atomically,
+    read_json,
+    replace_directory,
+    scratch_folder,
+    sweep_leftovers,
+    write_json,
+)
 from scripts.model.shape import fresh_parameters
 from scripts.processes import process_mark
 from scripts.recipe.criteria import Criterion
@@ -127,6 +135,20 @@ def test_a_run_is_swept_of_what_killed_processes_left_anywhere_but_in_the_store(
         (path / "inside").mkdir(parents=True)
     sweep_leftovers(tmp_path, "store")
     assert [path.exists() for path in (*left, alive)] == [False, False, True, True]
+
+
+def test_a_scratch_folder_goes_at_its_end_and_after_a_kill_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "stagecoach-mine").mkdir()
+    program = "import os, sys; from pathlib import Path; from scripts.files import make_scratch\n"
+    program += "made = make_scratch(Path(sys.argv[1])); (made / 'file').touch(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=False)
+    assert len([*tmp_path.iterdir()]) == 2
+    alive = make_scratch()
+    with scratch_folder() as folder:
+        assert {path.name for path in tmp_path.iterdir()} == {"stagecoach-mine", alive.name, folder.name}
+        assert folder.stat().st_mode & 0o777 == 0o700 and len(folder.name) < 50
+    assert not folder.exists() and alive.exists()
 
 
 def test_a_damaged_record_is_one_clear_message(tmp_path):

@@ -13,11 +13,10 @@ import struct
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from scripts.errors import UserError, run_program
-from scripts.files import read_json, sha256_file, write_json
+from scripts.files import read_json, scratch_folder, sha256_file, write_json
 from scripts.rows.jsonl import environment_of, read_rows
 
 SUPERBLOCK = struct.Struct("<4s4I6H8Q")
@@ -102,10 +101,10 @@ def prove(image: Path, task: dict[str, Any]) -> tuple[list[str], bool]:
     is_tried = bool(row.get("patch")) and bool(tests) and all(".py" in test for test in tests)
     wrong, base, namespace = {}, row.get("base_commit", "HEAD"), str(Path("/proc/self/ns/pid").readlink())
     for patch, text, pays in (("empty", "", "0"), ("gold", row.get("patch", ""), "1")):
-        with TemporaryDirectory() as proof:
-            Path(proof, "patch").write_text(text, encoding="utf-8")
-            Path(proof, "tests.patch").write_text(row.get("test_patch", ""), encoding="utf-8")
-            Path(proof, "tests").write_text("\n".join(tests * is_tried), encoding="utf-8")
+        with scratch_folder() as proof:
+            (proof / "patch").write_text(text, encoding="utf-8")
+            (proof / "tests.patch").write_text(row.get("test_patch", ""), encoding="utf-8")
+            (proof / "tests").write_text("\n".join(tests * is_tried), encoding="utf-8")
             command = ["apptainer", "exec", *GUARDED, "--bind", f"{proof}:/proof:ro", str(image)]
             command += ["bash", "-s", base, namespace, patch, pays]
             with PROOF.open() as script:

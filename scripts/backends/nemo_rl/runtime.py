@@ -7,7 +7,6 @@ job's container of this name runs in it, whatever ``--container-image`` says and
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import LongError, UserError
-from scripts.files import amount, read_tail, sha256_file
+from scripts.files import amount, read_tail, scratch_folder, sha256_file
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.slurm.client import Job, ask, client_environment, in_one_line, own_job, step_command
@@ -199,10 +198,10 @@ def mark_of(image: str) -> str | None:
     """Return what tells an image from another import, or None for an image that is no .sqsh file or has no mark."""
     if not Path(image).is_file() or not shutil.which("unsquashfs"):
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        command = ["unsquashfs", "-no-xattrs", "-force", "-dest", folder, image, MARKED]
+    with scratch_folder() as folder:
+        command = ["unsquashfs", "-no-xattrs", "-force", "-dest", str(folder), image, MARKED]
         subprocess.run(command, capture_output=True, check=False)
-        file = Path(folder, MARKED)
+        file = folder / MARKED
         return f"{int(file.stat().st_mtime)} {sha256_file(file)}" if file.is_file() else None
 
 

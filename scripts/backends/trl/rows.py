@@ -7,7 +7,6 @@ chat template, settings, code and libraries. A stage keeps the rows of its last 
 import inspect
 import math
 import shutil
-import tempfile
 import time
 from functools import partial
 from importlib.metadata import version
@@ -70,13 +69,13 @@ def training_rows(job: TrainingJob, count: int | None, schema: pa.Schema, prepar
 def _key(split: str, count: int, prepare: partial) -> str:
     settings = dict(prepare.keywords)
     template = settings["processor"].chat_template
-    with tempfile.TemporaryDirectory() as folder:
+    with files.scratch_folder() as folder:
         settings.pop("processor").save_pretrained(folder)
         facts = {
             "split": split,
             "rows": count,
             "settings": settings,
-            "processor": files.describe_files(Path(folder)),
+            "processor": files.describe_files(folder),
             "code": [files.sha256_file(Path(file)) for file in (inspect.getfile(prepare.func), *CODE)],
             "libraries": [version(name) for name in LIBRARIES],
             **({"day": str(PinnedClock.day)} if "strftime_now" in str(template) else {}),
