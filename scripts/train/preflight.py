@@ -144,7 +144,7 @@ def _evaluated(stage: Stage) -> dict[str, int]:
         tasks = ", ".join(f"{task} ({rows})" for task, rows in sorted(counts.items()))
         warn(
             f"{stage.name}: {stage.train_split}: {counts.total()} rows have scorers that run a policy's answers as "
-            f"code: {tasks}; a server started here is confined where the kernel can (SECURITY.md)"
+            f"code: {tasks}; a server started here is confined, without network (SECURITY.md)"
         )
     return dict(sorted(counts.items()))
 

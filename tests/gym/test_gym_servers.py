@@ -7,6 +7,8 @@ import json
 import os
 import re
 import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 from threading import Thread
@@ -33,6 +35,7 @@ from tests.gym.verify import PYTHON, needs_gym
 
 VERSION = "0.4.0"
 MCQA = next(row for row in rows() if row["agent_ref"]["name"] == Environment.MCQA)
+EVALUATED = {"agent_ref": {"name": "reasoning_gym_simple_agent"}, "responses_create_params": {"input": "?"}}
 COUNTER = "example_session_state_mgmt_simple_agent"
 
 
@@ -262,6 +265,68 @@ def test_an_outage_is_no_reward(own_server):
     with pytest.raises(GymUnavailable, match="it ended with status -9"):
         reward_groups([(MCQA, ["a"] * 200)])
     assert time.monotonic() - started < max(1, took / 2), "what waits behind the first does not wait as long again"
+
+
+# --- responses that a server runs as code ---
+
+STEALING = """exec('''
+import json, os, signal, socket
+from pathlib import Path
+got = []
+def tried(name, act):
+    try:
+        got.append(name) if act() else None
+    except Exception:
+        pass
+def connected(family, address):
+    with socket.socket(family) as asking:
+        asking.settimeout(2)
+        asking.connect(address)
+        return True
+tried("a file", lambda: Path("{secret}").read_text())
+tried("variables", lambda: b"hf_secret" in Path("/proc/{trainer}/environ").read_bytes())
+tried("signals", lambda: os.kill({trainer}, 0) is None)
+tried("the network", lambda: connected(socket.AF_INET, ("127.0.0.1", {port})))
+tried("sockets", lambda: connected(socket.AF_UNIX, "{folder}/socket"))
+tried("root", lambda: os.geteuid() == 0)
+tried("shared memory", lambda: Path("{shared}").read_text())
+Path(os.environ["HOME"], "got").write_text(json.dumps(got))
+''', dict())"""
+STOLEN = ["a file", "variables", "signals", "the network", "sockets", "root", "shared memory"]
+
+
+@needs_gym
+@pytest.mark.parametrize(
+    ("settings", "gets"),
+    [({}, []), ({"network": True}, ["the network"]), ({"confined": False}, STOLEN)],
+    ids=["confined", "with the network", "not confined"],
+)
+def test_a_response_that_is_run_as_code_gets_nothing_of_the_trainer(settings, gets, tmp_path, monkeypatch):
+    """Without confinement the same response gets it all."""
+    monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
+    (tmp_path / "split.jsonl").write_text("the answer")
+    shared = Path("/dev/shm", f"test-{os.getpid()}")  # noqa: S108
+    shared.write_text("weights")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as network,
+        socket.socket(socket.AF_UNIX) as listening,
+        subprocess.Popen(["sleep", "600"], env={"HF_TOKEN": "hf_secret"}) as trainer,
+    ):
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        told = {"secret": tmp_path / "split.jsonl", "folder": tmp_path, "trainer": trainer.pid, "shared": shared}
+        response = STEALING.format(**told, port=network.getsockname()[1])
+        row = {"metadata": {"source_dataset": "binary_matrix"}, "answer": "0", "question": "?", **EVALUATED}
+        (server,) = register_gym(of("reasoning_gym"), {"reasoning_gym": GymServer(**settings)}, PYTHON)
+        try:
+            assert server.verify(row, f"<answer>{response}</answer>") == 0
+            got = json.loads(Path(server._home, "got").read_text())
+        finally:
+            server.close()
+            trainer.kill()
+            shared.unlink()
+    allowed = gets if os.geteuid() == 0 else [name for name in gets if name != "root"]
+    assert got == allowed
 
 
 # --- servers elsewhere, which may send anything ---
