@@ -55,3 +55,12 @@ def ready_stages(root: Path, model: Path, policy: dict[str, Any] | None = None) 
     for name, pretrained in recipe.pretrained.items():
         export_pretrained(pretrained, results / name / "hf")
     return {name: Stage(recipe, results, name) for name in recipe.stages}
+
+
+def break_weight(path: Path, name: str, value: float = float("nan"), to: Path | None = None) -> None:
+    """Write a file of weights with one value of a tensor replaced, in its place or to another file."""
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(path)
+    weights[name].view(-1)[0] = value
+    save_file(weights, to or path, metadata={"format": "pt"})

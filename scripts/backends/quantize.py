@@ -23,6 +23,7 @@ from scripts.records import ExportRecord, read_record
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import publish_export, settle_export, weights_among
 
+NOT_QUANTISED = "The export that is quantised holds them, or weights too large for the scales of the format"
 SCHEMES = {"fp8": "FP8_DYNAMIC", "int4": "W4A16", "nvfp4": "NVFP4A16"}
 
 
@@ -82,7 +83,7 @@ def main(
     with temporary_directory(exports / "incoming") as fresh:
         quantise(folder, settings, fresh)
         files = describe_files(fresh)
-        settle_export(fresh, exports, files)
+        settle_export(fresh, exports, files, f"{name}: quantize", NOT_QUANTISED)
     publish_export(record, files, output.parent, exports, quantized=settings.model_dump(mode="json"))
     sizes = (sum(file["bytes"] for file in weights_among(each).values()) for each in (record["files"], files))
     print(f"{name}: {settings.format}, weights of {' -> '.join(map(amount, sizes))}", flush=True)

@@ -143,6 +143,15 @@ def _placed(index: Path) -> dict[str, str]:
 
 def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
     """Return the tensors of a shard; UserError where the file's length differs from its header."""
+    _, tensors = weights_in(path)
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+
+
+def weights_in(path: Path) -> tuple[int, dict[str, Any]]:
+    """Return where a shard's values begin, in bytes, and its tensors with type, shape and offsets from there.
+
+    UserError where the file's length differs from its header.
+    """
     # Each call of Snakemake reads this module; the hub's client takes a tenth of a second.
     from huggingface_hub import parse_local_safetensors_file_metadata  # noqa: PLC0415
     from huggingface_hub.errors import SafetensorsParsingError  # noqa: PLC0415
@@ -155,10 +164,11 @@ def _tensors_of_shard(path: Path) -> dict[str, tuple[str, list[int]]]:
         raise UserError(f"{path}: is in the index, but not there") from None
     except (SafetensorsParsingError, AttributeError, TypeError, LookupError, *DAMAGE) as error:
         raise UserError(f"{path}: no readable safetensors header ({error})") from None
-    end = 8 + header + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    start = 8 + header
+    end = start + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if path.stat().st_size != end:
         raise UserError(f"{path}: has {path.stat().st_size} bytes, but the header says {end}")
-    return {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+    return start, tensors
 
 
 def config_of(folder: Path) -> dict[str, Any]:

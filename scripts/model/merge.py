@@ -7,6 +7,7 @@ A container of NeMo-RL runs this text (python -c), so the module imports nothing
 """
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,11 @@ def write_merged(base: Path, adapter: Path, folder: Path) -> dict[str, Any]:
         dtype = json.loads((folder / "config.json").read_text(encoding="utf-8"))["dtype"]
         del model, adapted, own
         kl = divergence(wanted, log_probabilities(_load(folder)))
+        if math.isnan(kl):
+            raise NotMerged(
+                f"{adapter}: merged into {base}, the model gives probabilities that are no numbers (nan), so weights "
+                "of one of the two are none; train the adapter again from a sound base"
+            )
         if kl <= MOST_KL:
             return {"dtype": dtype, "kl": float(f"{kl:.3g}")}
     raise NotMerged(
@@ -117,8 +123,13 @@ def log_probabilities(model: PreTrainedModel | PeftModel) -> torch.Tensor:
 
 
 def divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
-    """Mean KL divergence of the second from the first, in nats a token."""
-    return max(0.0, (wanted.exp() * (wanted - found)).sum(-1).mean().item())
+    """Mean KL divergence of the second from the first, in nats a token; NaN where one of them holds a NaN."""
+    if wanted.isnan().any() or found.isnan().any():
+        return math.nan
+    likely = wanted.exp()
+    # a token that cannot follow has a log-probability of minus infinity in both
+    differences = torch.where(likely > 0, wanted - found, 0.0)
+    return max(0.0, (likely * differences).sum(-1).mean().item())
 
 
 def main() -> None:

@@ -5,32 +5,40 @@ a prompt together, in place of ``verify`` in training; ``check(row)`` says why a
 ``good_answer(row)`` gives an answer worth the full reward; ``tags(row)`` lists texts to break scores down by;
 ``metrics(row, response)`` returns numbers by name, which are logged and earn nothing. A class of TRL's protocol
 (`scripts.rewards.episode`) has tools for several turns, and an optional ``get_reward()`` in place of ``verify``. The
-file is the user's code and runs in the rewarding process.
+file is the user's code and runs in the rewarding process. Each call gets a copy of the row, and has a limit of time,
+`RESPONSE_SECONDS` or the file's ``response_timeout``.
 """
 
 import ast
 import inspect
 import json
+import pickle
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
-from math import isfinite
+from itertools import islice
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
+from scripts.rewards.numbers_by_name import NumberReader, Numbers, number_of, printable, shown
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.time_limits import TooLate, time_limit
 from scripts.rewards.verdict import EnvironmentFault, NoReward
 from scripts.rows.messages import Row, shown_question
 
 FUNCTIONS = ("verify", "compare", "check", "good_answer", "tags", "metrics")
+RESPONSE_SECONDS = 120.0
+"""A call for one response may take so long, where the file says nothing else."""
+LATE_IN_A_ROW = 3
+"""After so many calls of a function in a row that took too long, the function is at fault and not the responses."""
 LACKS = "defines no function verify(row, response), nor a class with reset() and get_reward()"
 
 
@@ -67,9 +75,28 @@ def _place_and_cause(path: Path, error: BaseException) -> str:
     what = "".join(traceback.format_exception_only(error)[-1:]).strip()
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path}:{error.lineno}: {what}"
-    frames = traceback.extract_tb(error.__traceback__)
-    line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
+    line = _line_in(path, error)
     return f"{path}:{line}: {what}" if line else f"{path}: {what}"
+
+
+def _line_in(path: Path, error: BaseException) -> int | None:
+    """Return the innermost line of a file that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), None)
+
+
+def _taken(values: Any, most: int) -> Any:
+    """Return at most so many of some values as a list; a text, or what has no values, as it is."""
+    is_several = hasattr(values, "__iter__") and not isinstance(values, str)
+    return list(islice(values, most)) if is_several else values
+
+
+def _is_same(given: Row, row: Row) -> bool:
+    """Whether a row is as it was given; NaN in it is the same as NaN."""
+    try:
+        return given == row or json.dumps(given) == json.dumps(row)
+    except Exception:  # it holds now what has no JSON, or cannot be compared
+        return False
 
 
 class OwnEnvironment:
@@ -82,6 +109,11 @@ class OwnEnvironment:
         kind = self._class_of(module)
         self.reads_response = not hasattr(kind, "get_reward")
         self._functions = {name: getattr(module, name) for name in FUNCTIONS if hasattr(module, name)}
+        self._own_seconds = self._seconds_of(module)
+        self._seconds = self._own_seconds or RESPONSE_SECONDS
+        self._numbers = NumberReader()
+        self._late: dict[str, int] = {}
+        self._changing: set[str] = set()
         if self.reads_response and "verify" not in self._functions:
             raise self._refusal(LACKS)
         if not self.reads_response and (twice := self._functions.keys() & {"verify", "compare"}):
@@ -108,17 +140,20 @@ class OwnEnvironment:
                 raise EnvironmentFault(str(error)) from error
         value = self._number(name, value, row)
         if not 0 <= value <= 1:
-            raise self._fault(name, f"returned {value!r}, which is not from 0 to 1", row, NoReward)
+            raise self._fault(name, f"returned {shown(value)}, which is not from 0 to 1", row, NoReward)
         return value
 
     def compare(self, row: Row, responses: list[str]) -> list[float]:
         """Return the rewards of one prompt's rollouts, in order."""
-        values = self._call("compare", row, list(responses))
-        if isinstance(values, str) or not hasattr(values, "__iter__"):
-            raise self._fault("compare", f"returned {values!r} instead of a list of rewards", row, NoReward)
+        count = len(responses)
+        # one value more than there should be tells that they are too many, and that they do not end
+        values = self._call("compare", row, list(responses), count=count, read=partial(_taken, most=count + 1))
+        if not isinstance(values, list):
+            raise self._fault("compare", f"returned {shown(values)} instead of a list of rewards", row, NoReward)
         values = [self._number("compare", value, row) for value in values]
         if len(values) != len(responses):
-            says = f"returned {len(values)} rewards for {len(responses)} responses"
+            several = f"{len(values)}" if len(values) < count else f"more than {count}"
+            says = f"returned {several} rewards for {count} responses"
             raise self._fault("compare", says, row, NoReward)
         return values
 
@@ -126,15 +161,26 @@ class OwnEnvironment:
         """Return the tags of a row, by which held-out scores are broken down."""
         tags = self._call("tags", row) if "tags" in self._functions else []
         if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
-            raise self._fault("tags", f"returned {tags!r} instead of a list of texts", row)
-        return list(dict.fromkeys(tags))
+            raise self._fault("tags", f"returned {shown(tags)} instead of a list of texts", row)
+        return list(dict.fromkeys(map(printable, tags)))
 
-    def metrics(self, row: Row, response: str) -> dict[str, float]:
-        """Return the numbers of a response by name, which earn nothing."""
-        values = self._call("metrics", row, response) if "metrics" in self._functions else {}
-        if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-            raise self._fault("metrics", f"returned {values!r} instead of numbers by name", row)
-        return {name: self._number("metrics", value, row) for name, value in values.items()}
+    def metrics(self, row: Row, response: str) -> Numbers:
+        """Return the numbers of a response by name, which earn nothing, and what is left out since it is no number.
+
+        After some calls in a row that took too long, the function is asked no more.
+        """
+        if "metrics" not in self._functions or self._late.get("metrics", 0) >= LATE_IN_A_ROW:
+            return Numbers()
+        values = self._call("metrics", row, response, read=self._read_numbers)
+        if not isinstance(values, Numbers):
+            raise self._fault("metrics", f"returned {shown(values)} instead of numbers by name", row)
+        asks = f"(the row that asks {shown_question(row)!r})"
+        where = f"environment {self._name}: metrics of {self._path}"
+        values.left_out = [f"{where} {why} {asks}" for why in values.left_out]
+        return values
+
+    def _read_numbers(self, values: Any) -> Any:
+        return self._numbers.read(values) if isinstance(values, dict) else values
 
     def spec(self) -> EnvironmentSpec:
         """Describe the environment."""
@@ -147,6 +193,8 @@ class OwnEnvironment:
             metrics=self.metrics,
             environment_factory=self.environment_factory,
             reads_response=self.reads_response,
+            file=self._path,
+            seconds=self._own_seconds,
         )
 
     def _load(self, expected: str | None) -> ModuleType:
@@ -200,22 +248,66 @@ class OwnEnvironment:
                 raise self._refusal(f"{kind.__name__}.{name} cannot be shown to a model: {error}") from error
         return factory
 
-    def _call(self, name: str, row: Row, *arguments: Any) -> Any:
+    def _seconds_of(self, module: ModuleType) -> float | None:
+        """Return the seconds that a call may take by the file; None where it says nothing."""
+        seconds = getattr(module, "response_timeout", None)
+        if seconds is None:
+            return None
+        if not isinstance(seconds, Real) or not seconds > 0:
+            raise self._refusal(f"response_timeout is {shown(seconds)} instead of a number of seconds")
+        return float(seconds)
+
+    def _call(
+        self, name: str, row: Row, *arguments: Any, count: int = 1, read: Callable[[Any], Any] = lambda value: value
+    ) -> Any:
+        """Call a function for `count` responses with a copy of the row, within the time; `read` takes what it returns.
+
+        EnvironmentFault where the code fails, NoReward where it takes too long. UserError where it does so again and
+        again.
+        """
+        seconds = self._seconds * max(1, count)
         try:
-            return self._functions[name](row, *arguments)
+            with time_limit(seconds):
+                given = pickle.loads(pickle.dumps(row))  # noqa: S301 - a copy, several times as fast as deepcopy
+                value = read(self._functions[name](given, *arguments))
+        except TooLate as error:
+            raise self._too_late(name, error, row) from error
         except (Exception, SystemExit) as error:
             raise self._fault(name, error, row, EnvironmentFault) from error
+        self._late[name] = 0
+        if name not in self._changing and not _is_same(given, row):
+            self._changing.add(name)
+            line = getattr(getattr(self._functions[name], "__code__", None), "co_firstlineno", "?")
+            warn(
+                f"environment {self._name}: {name} of {self._path}:{line} changes the row that it is given; each call "
+                "gets a copy, so no other call sees the change"
+            )
+        return value
+
+    def _too_late(self, name: str, error: TooLate, row: Row) -> UserError:
+        """Return the error of a call that took too long, which is a reason to end after some in a row."""
+        late = self._late[name] = self._late.get(name, 0) + 1
+        line = _line_in(self._path, error)
+        says = f"{error}, and was in line {line}" if line else str(error)
+        if late < LATE_IN_A_ROW:
+            return self._fault(name, says, row, NoReward)
+        return self._fault(
+            name,
+            f"{says}, as {late} calls in a row did; say response_timeout = SECONDS in the file to wait longer",
+            row,
+        )
 
     def _text(self, name: str, row: Row) -> str | None:
         value = self._call(name, row) if name in self._functions else None
         if value is not None and not isinstance(value, str):
-            raise self._fault(name, f"returned {value!r}, which is neither a text nor None", row)
+            raise self._fault(name, f"returned {shown(value)}, which is neither a text nor None", row)
         return value
 
     def _number(self, name: str, value: Any, row: Row) -> float:
-        if not isinstance(value, Real) or not isfinite(value):
-            raise self._fault(name, f"returned {value!r}, which is no finite number", row, NoReward)
-        return float(value)
+        number = number_of(value) if isinstance(value, Real) else None
+        if number is None:
+            raise self._fault(name, f"returned {shown(value)}, which is no finite number", row, NoReward)
+        return number
 
     def _refusal(self, says: str) -> UserError:
         return UserError(f"environment {self._name}: {self._path}: {says}")

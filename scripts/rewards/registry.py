@@ -26,6 +26,9 @@ from scripts.rows.thoughts import Told
 
 THREADS = 64  # for calls that wait; sandbox and servers bound their own work
 
+LEFT_OUT = "left out"
+"""The name of the count of metrics that were left out of a response's."""
+
 SPECS: dict[str, EnvironmentSpec] = {**environments()}
 _warned: set[str] = set()
 
@@ -41,6 +44,7 @@ def register(own_environments: dict[str, Path], expected: dict[str, str] | None 
     UserError for an unusable file, or a SHA-256 unlike the expected hash.
     """
     for name, path in own_environments.items():
+        _warned.discard(name)
         SPECS[name] = OwnEnvironment(name, path, (expected or {}).get(name)).spec()
 
 
@@ -181,20 +185,27 @@ def _compared(row: Row, responses: list[str], told: Told) -> list[float]:
 
 
 def own_metrics(row: Row, response: str, told: Told = None) -> dict[str, float]:
-    """Return a response's numbers that earn nothing, by name; none, with a warning at the first, where that fails.
+    """Return a response's numbers that earn nothing, by name; what is no number is left out.
 
     They are of the answer without the model's thoughts, which `told` marks, and none where the thoughts do not end.
+    The first response of which something is left out is a warning. From there on each response has, as `LEFT_OUT`, how
+    many were left out; a response whose metrics failed counts one.
     """
+    name = row["agent_ref"]["name"]
     answer = answer_of(response, told)
     if answer is None:
         return {}
     try:
-        return spec_of(row).metrics(row, answer)
+        found = spec_of(row).metrics(row, answer)
+        left_out = getattr(found, "left_out", [])
+        so = "what is no number is left out of the metrics"
     except UserError as error:
-        if (name := row["agent_ref"]["name"]) not in _warned:
-            _warned.add(name)
-            warn(f"{error}; such a response has no metrics")
-        return {}
+        found, left_out = {}, [str(error)]
+        so = "such a response has no metrics"
+    if left_out and name not in _warned:
+        _warned.add(name)
+        warn(f"{left_out[0]}; {so}, and counted as {LEFT_OUT!r}")
+    return found | {LEFT_OUT: float(len(left_out))} if name in _warned else found
 
 
 @contextmanager

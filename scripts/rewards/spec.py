@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from scripts.rewards.episode import Episode
@@ -26,6 +27,8 @@ class EnvironmentSpec:
         answer: The response that a row expects, as text; None where the row names none.
         tags: The tags of a row, by which held-out scores are broken down.
         metrics: The numbers of a response by name, which are logged and earn nothing.
+        file: The user's file that is the environment; None for one of ours.
+        seconds: How long a call for one response may take by that file; None where it says nothing.
         other_answers_fail: Whether the expected answers of other rows are wrong.
     """
 
@@ -39,4 +42,6 @@ class EnvironmentSpec:
     answer: Callable[[Row], str | None] = lambda row: None
     tags: Callable[[Row], list[str]] = lambda row: []
     metrics: Callable[[Row, str], dict[str, float]] = lambda row, response: {}
+    file: Path | None = None
+    seconds: float | None = None
     other_answers_fail: bool = True

@@ -1,10 +1,12 @@
 """The reward probe: does an expected answer earn more than an empty one, the prompt, or another row's answer?"""
 
+import faulthandler
 import json
 import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -12,14 +14,18 @@ from typing import Any, NamedTuple
 
 from scripts.errors import UserError, warn
 from scripts.recipe.stage_settings import Probe
-from scripts.rewards.episode import TooLate, time_limit
 from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, scores
+from scripts.rewards.side_effects import noting_side_effects
 from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.time_limits import TooLate, time_limit
 from scripts.rewards.verdict import HARMLESS
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.rows.messages import messages_of, text_of
 
 SECONDS = 30  # for an answer, where no process or server bounds its own time
+GRACE = 30
+"""Seconds after its limit in which a call that no signal interrupts may still return."""
+SHOWN = 5
 EXPECTED, EMPTY, PROMPT, OTHER = "the expected answer", "an empty answer", "the prompt", "another row's answer"
 
 
@@ -64,18 +70,16 @@ def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dic
         rows, spec = [each for each in sampled if check_row(each.row) is None], SPECS.get(name)
         if spec is None or not rows:
             continue
-        if spec.environment_factory is not None:
-            _begin(spec, rows)
-        for place, row in rows:
-            with naming_row([place]):
-                spec.metrics(row, HARMLESS)
+        noting = noting_side_effects(spec.file) if spec.file else nullcontext(None)
+        with noting as noted:
+            tried = _tried(name, spec, rows)
+        if noted is not None and (said := noted.words()):
+            warn(
+                f"environment {name}: {'; '.join(said[:SHOWN])}: so it does at each response of a training, in each of "
+                "its processes"
+            )
         if not spec.reads_response:
             continue
-        expected = [spec.answer(row) for _, row in rows]
-        tried = {
-            each.place: _try(name, each, _answers(spec, each.row, answer, expected))
-            for each, answer in zip(rows, expected, strict=True)
-        }
         record[name] = {"rows": len(rows)} | {
             kind: round(fmean(values), 6)
             for kind in (EXPECTED, EMPTY, PROMPT, OTHER)
@@ -83,6 +87,48 @@ def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dic
         }
         problems += _problems(name, tried, probe.tolerated_share)
     return record, problems
+
+
+def _tried(name: str, spec: EnvironmentSpec, rows: list[SampledRow]) -> dict[str, dict[str, float]]:
+    """Return the rewards of the answers to each row, by place and kind; none where the reward reads no response."""
+    if spec.environment_factory is not None:
+        _begin(spec, rows)
+    for place, row in rows:
+        with naming_row([place]), _limited(name, place, _seconds_of(spec)):
+            left_out = getattr(spec.metrics(row, HARMLESS), "left_out", [])
+            if left_out:
+                raise UserError(left_out[0])
+    if not spec.reads_response:
+        return {}
+    expected = []
+    for place, row in rows:
+        with naming_row([place]), _limited(name, place, _seconds_of(spec)):
+            expected.append(spec.answer(row))
+    return {
+        each.place: _try(name, each, _answers(spec, each.row, answer, expected))
+        for each, answer in zip(rows, expected, strict=True)
+    }
+
+
+def _seconds_of(spec: EnvironmentSpec) -> float | None:
+    """Return how long a call for one answer may take here; None where a process or a server bounds its own time."""
+    return None if spec.waits else spec.seconds or SECONDS
+
+
+@contextmanager
+def _limited(name: str, place: str, seconds: float | None) -> Iterator[None]:
+    """Raise UserError where a block takes too long; end the process, with the line it is in, where nothing stops it."""
+    if seconds is None:
+        yield
+        return
+    faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=sys.__stderr__)
+    try:
+        with time_limit(seconds):
+            yield
+    except TooLate:
+        raise UserError(f"{place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def report(stage: str, problems: list[str], action: str) -> None:
@@ -105,12 +151,10 @@ def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, a
 
 def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> dict[str, float]:
     """Return the rewards of the answers to a row, by kind."""
-    seconds = None if SPECS[name].waits else SECONDS * max(1, len(answers))
-    try:
-        with time_limit(seconds):
-            (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place], is_trial=True)
-    except TooLate:
-        raise UserError(f"{sampled.place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
+    seconds = _seconds_of(SPECS[name])
+    in_all = None if seconds is None else seconds * max(1, len(answers))
+    with _limited(name, sampled.place, in_all):
+        (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place], is_trial=True)
     return dict(zip(answers, rewards, strict=True))
 
 

@@ -18,6 +18,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
+from scripts.model.finite import refuse_export
 from scripts.model.form import config_with_head, key_of_type
 from scripts.model.hugging_face import INDEX, config_of, has_reward_head, model_files
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
@@ -27,6 +28,10 @@ from scripts.stage.rundir import FILES, Checkpoint
 MEGATRON = "megatron"
 """Exports of earlier commits may hold this link to Megatron weights instead of a model."""
 MORE = {"merged", "source"}
+DIVERGED = (
+    "Its training diverged, so nothing starts from it: look at loss and grad_norm in metrics.parquet, and train again "
+    "with a lower policy.optimizer.lr, a longer warmup or a clip_grad"
+)
 
 
 def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any]) -> None:
@@ -67,7 +72,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
         if like is not None:
             take_settings(like, fresh, chat_template)
             files = describe_files(fresh, weights_among(files))
-        settle_export(fresh, exports, files)
+        settle_export(fresh, exports, files, f"{record['stage']}: step {record['step']}")
     publish_export(record, files, hf, exports)
 
 
@@ -113,9 +118,13 @@ def take_settings(model: Path, fresh: Path, chat_template: str | None = None) ->
         write_json(fresh / "config.json", {**config, key: dtype})
 
 
-def settle_export(fresh: Path, exports: Path, files: dict[str, Any]) -> None:
-    """Rename a folder of these files to ``exports/<content>``, unless another process was first."""
+def settle_export(fresh: Path, exports: Path, files: dict[str, Any], whose: str, remedy: str = DIVERGED) -> None:
+    """Rename a folder of these files to ``exports/<content>``, unless another process was first.
+
+    UserError where weights are no numbers; `whose` begins the message, and `remedy` ends it.
+    """
     target = exports / export_name(files)
+    refuse_export(target, whose, remedy, fresh)
     if not target.exists():
         sync_tree(fresh)
         with suppress(OSError):  # not empty: another process was first

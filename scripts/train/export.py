@@ -54,7 +54,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
             remedy = "the cache has no more of it, and the hub cannot be asked: unset HF_HUB_OFFLINE"
             raise UserError(f"{error}; {remedy}") from None
         files = describe_files(fresh)
-        settle_export(fresh, exports, files)
+        settle_export(fresh, exports, files, model.name, "Take a whole copy of the model")
     if model.folder:
         note_files(model.folder, hf.parent, weights_among(files))
     record = {"stage": hf.parent.name, "step": 0, "identity": export_name(files)}

@@ -17,6 +17,7 @@ from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import amount, check_readable, read_json, write_json
+from scripts.model.finite import refuse_export
 from scripts.model.hugging_face import check_model, tensors_of
 from scripts.model.lengths import token_lengths, tokenizer_at_hand
 from scripts.model.shape import fresh_parameters
@@ -53,6 +54,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     if stage.parent_export is not None and stage.parent_export.exists():
         check_readable(stage.parent_export)
         check_handover(stage)
+    check_starts(stage)
     pin_date(stage.recipe.model.template_date)
     problems, backend = [], backend_of(settings.backend)
     if blend is None:
@@ -174,6 +176,18 @@ def check_handover(stage: Stage) -> None:
     if parent is not None and parent.settings.backend != stage.settings.backend:
         start = parent.parent_export or getattr(stage.recipe.model, "folder", None)
         check_model(exported_model(stage.parent_export_record), like=start if start and start.is_dir() else None)
+
+
+def check_starts(stage: Stage) -> None:
+    """Raise UserError where weights of a start are no numbers.
+
+    An export is looked at when it is made; here are those of earlier commits, and those that came from elsewhere.
+    """
+    starts = {"the start": stage.parent_export} | stage.role_exports
+    for role, export in starts.items():
+        if export is not None and export.is_dir():
+            folder = export.resolve()
+            refuse_export(folder, f"stage {stage.name}: {role} ({folder})", "Train or fetch it again")
 
 
 def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,12 +16,14 @@ from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from scripts.backends.trl.merging import MergeConfig, Merging, misfit
+from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.expand import expand
 from scripts.stage.progress import read_log
 from scripts.stage.rundir import FILES, newest_checkpoint
 from tests.conftest import ROOT
 from tests.pretrained import save_pretrained
+from tests.trials import break_weight
 
 pytestmark = pytest.mark.skipif(find_spec("mergekit") is None, reason="envs/trl.txt is not installed")
 SHARES = [0.5, 0.3, 0.2]
@@ -248,6 +251,27 @@ def test_shares_by_a_grid_are_a_sweep():
         for variant, point in zip(variants, points, strict=True):
             shares = config_of(merge=made["stages"][variant]["merge"]).merge
             assert shares == point.get("merge", {key.removeprefix("merge."): value for key, value in point.items()})
+
+
+def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(models, tmp_path):
+    from scripts.backends.trl.merge_weights import merge_exports
+
+    broken = shutil.copytree(models[2], tmp_path / "broken")
+    shard = next(path for path in sorted(broken.glob("*.safetensors")) if "model.norm.weight" in load_file(path))
+    break_weight(shard, "model.norm.weight")
+    shares = {"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}}
+    job = SimpleNamespace(
+        stage="soup",
+        config=MergeConfig.model_validate(shares),
+        roles={"merge.a": models[1], "merge.b": broken},
+        parent_model=None,
+        run=tmp_path / "run",
+        threads=1,
+    )
+    job.run.mkdir()
+    with pytest.raises(UserError, match=rf"^soup: b \({broken}\): weights are no numbers: model.norm.weight"):
+        merge_exports(job)
+    assert [*job.run.iterdir()] == []
 
 
 KILLED = """

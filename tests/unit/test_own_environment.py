@@ -88,8 +88,10 @@ def test_metrics_are_numbers_by_name_and_a_response_that_breaks_them_has_none(ow
     own(f"{VERIFY}def metrics(row, response): return {{'words': len(response.split()), 'share': 1 / len(response)}}\n")
     mine = row(3, "mine")
     assert own_metrics(mine, "one two") == {"words": 2.0, "share": 1 / 7} and own_metrics(row(3), "one") == {}
-    assert [own_metrics(mine, "") for _ in range(2)] == [{}, {}]
-    assert re.fullmatch(r"warning: .* raised at .*mine.py:2: ZeroDivisionError.*no metrics\n", capsys.readouterr().err)
+    assert [own_metrics(mine, "") for _ in range(2)] == [{"left out": 1.0}] * 2
+    said = r"warning: .* raised at .*mine.py:2: ZeroDivisionError.*no metrics, and counted as 'left out'\n"
+    assert re.fullmatch(said, capsys.readouterr().err)
+    assert own_metrics(mine, "one two") == {"words": 2.0, "share": 1 / 7, "left out": 0.0}
     assert reward_groups([(mine, [""])])[0] == [1.0]
 
 

@@ -18,6 +18,7 @@ from tests.cases import cases
 from tests.conftest import ROOT
 from tests.pretrained import ARCHITECTURES, save_pretrained
 from tests.stages import ready_stage
+from tests.trials import break_weight
 from tests.unit.test_download import MINE, served  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="envs/trl.txt is not installed")
@@ -178,6 +179,21 @@ def test_weights_that_transformers_would_make_up_are_refused(tmp_path, folder):
     save_file(weights, tmp_path / "lacks/model.safetensors", metadata={"format": "pt"})
     with pytest.raises(UserError, match=r"its files lack model.layers.1.mlp.up_proj.weight \(1 missing\)"):
         exported(tmp_path / "lacks", tmp_path)
+
+
+@pytest.mark.parametrize(("value", "says"), [(float("nan"), "1 NaN"), (float("-inf"), "1 infinite")])
+def test_weights_that_are_no_numbers_are_refused_and_sound_ones_are_read_once(
+    tmp_path, folder, monkeypatch, value, says
+):
+    shutil.copytree(folder, tmp_path / "broken")
+    break_weight(tmp_path / "broken/model.safetensors", "model.norm.weight", value)
+    with pytest.raises(UserError, match=rf"broken: weights are no numbers: model.norm.weight \(.*\) has {says}. Take"):
+        exported(tmp_path / "broken", tmp_path / "results")
+    assert not (tmp_path / "results/model/hf").exists()
+    content = exported(folder, tmp_path / "results")["content"]
+    assert (tmp_path / f"results/model/exports/{content}.finite.json").is_file()
+    monkeypatch.setattr("scripts.model.finite.look_at", None)
+    assert exported(folder, tmp_path / "results")["content"] == content
 
 
 # --- the hub ---

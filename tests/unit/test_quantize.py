@@ -1,12 +1,16 @@
 """Quantised exports: the format of compressed-tensors, weights to the nearest, loaded again by transformers."""
 
+import shutil
 from importlib.util import find_spec
 
 import pytest
 
 from scripts.errors import UserError
+from scripts.files import describe_files
 from scripts.recipe.stage_settings import Quantize
+from scripts.stage.publish import settle_export
 from tests.pretrained import save_pretrained
+from tests.trials import break_weight
 
 pytestmark = pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="envs/trl.txt is not installed")
 
@@ -67,3 +71,20 @@ def test_groups_that_do_not_divide_a_layer_are_refused(model, tmp_path):
         UserError, match=r"layers.0.*has rows of 32 weights, not a multiple of group_size 128; lower it"
     ):
         quantise(model, Quantize(format="int4"), tmp_path)
+
+
+@pytest.mark.parametrize("format", ["fp8", "int4", "nvfp4"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_makes_scales_that_are_refused(model, tmp_path, format, value):
+    from scripts.backends.quantize import NOT_QUANTISED, quantise
+
+    broken, fresh = shutil.copytree(model, tmp_path / "broken"), tmp_path / "fresh"
+    fresh.mkdir()
+    break_weight(broken / "model.safetensors", "model.layers.0.mlp.up_proj.weight", value)
+    quantise(broken, Quantize(format=format, group_size=32), fresh)
+    with pytest.raises(
+        UserError, match=r"^s: quantize: weights are no numbers: model.layers.0.mlp.up_proj.weight"
+    ) as error:
+        settle_export(fresh, tmp_path / "exports", describe_files(fresh), "s: quantize", NOT_QUANTISED)
+    assert "scale" in str(error.value) or format == "fp8"
+    assert not (tmp_path / "exports").exists()

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from scripts.rewards import registry  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
+from tests.trials import break_weight  # noqa: E402
 from tests.workflow.test_multinode import free_port  # noqa: E402
 
 STEPS, STOP, TAUGHT, LEARNT = 6, 3, 20, 16
@@ -182,6 +184,14 @@ def test_a_sole_teacher_teaches_every_environment(stages, straight):
     del values["distillation"]["of"]
     train(replace(job, config=training_config(values)))
     assert {*logged(job.run)[0]["divergences"]} == {"one"}
+
+
+def test_a_teacher_whose_weights_are_no_numbers_is_named(stages, tmp_path):
+    broken = shutil.copytree(stages.teachers["teachers.choice"], tmp_path / "broken")
+    break_weight(broken / "model.safetensors", "model.norm.weight")
+    job = job_of(stages, "broken", roles=stages.teachers | {"teachers.choice": broken})
+    with pytest.raises(UserError, match=rf"teachers.choice: its divergence .* is no number .* the teacher {broken} is"):
+        train(job)
 
 
 def test_an_environment_with_tools_of_its_own_is_refused(stages, monkeypatch):

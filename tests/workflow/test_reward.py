@@ -1,7 +1,9 @@
 """A reward model of one's own: it resumes to the same bits, keeps its head, and pays a policy for what it has read."""
 
 import json
+import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -16,11 +18,13 @@ from safetensors.torch import load_file  # noqa: E402
 from transformers import AutoModelForSequenceClassification, AutoTokenizer  # noqa: E402
 
 from scripts.backends.protocol import write_job  # noqa: E402
+from scripts.backends.trl import measuring  # noqa: E402
 from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
 from scripts.backends.trl.doubts import unfit_readers  # noqa: E402
 from scripts.backends.trl.measuring import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
+from scripts.errors import UserError  # noqa: E402
 from scripts.generated.judge import scores_by  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.chat_format import ChatFormat  # noqa: E402
@@ -33,6 +37,7 @@ from scripts.stage.tables import METRICS  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
 from tests.stages import Stages, checkpoint, checkpoint_record, logged, weights_hash  # noqa: E402
+from tests.trials import break_weight  # noqa: E402
 
 SFT_STEPS, STEPS = 60, 24
 ROLE = "reward_model"
@@ -199,6 +204,48 @@ def test_a_policy_that_the_reward_model_alone_pays_asks_no_environment(stages, e
     for step in logged(job.run):
         assert step["reward_mean"] == pytest.approx(step["reward_model_score"]) and not step["environment_rewards"]
         assert step["timing"]["rewards"] > 0
+
+
+def test_a_reward_model_whose_scores_are_no_numbers_ends_the_training_with_one_message(stages, export, tmp_path):
+    broken = shutil.copytree(export, tmp_path / "export")
+    break_weight(broken / "model.safetensors", "score.weight")
+    job = rlhf(stages, broken, "rlhf.broken", 2, reward_weights={"environment": 0.5, ROLE: 2.0})
+    with pytest.raises(UserError, match=rf"reward_model: none of the step's 16 responses got a score .* {broken}"):
+        train(job)
+
+
+@pytest.mark.parametrize(("aggregation", "weight"), [("sum_then_normalize", 0.0), ("normalize_then_sum", 0.5)])
+def test_a_response_whose_score_is_no_number_teaches_nothing_and_is_counted(
+    stages, export, monkeypatch, capfd, aggregation, weight
+):
+    taught = []
+    of_trl = measuring.MeasuringTrainer._generate_and_score_completions
+
+    def scored(trainer, inputs):
+        """TRL's rewards, once a reward model has given the first of each four responses no number."""
+        model = trainer.reward_funcs[-1]
+        forward = model.forward
+
+        def broken(*arguments, **options):
+            found = forward(*arguments, **options)
+            found.logits[::4] = torch.tensor([[float("nan")], [float("inf")], [float("-inf")], [float("nan")]])
+            return found
+
+        monkeypatch.setattr(model, "forward", broken)
+        output = of_trl(trainer, inputs)
+        monkeypatch.setattr(model, "forward", forward)
+        taught.append(output["advantages"])
+        return output
+
+    monkeypatch.setattr(measuring.MeasuringTrainer, "_generate_and_score_completions", scored)
+    said = {"reward_weights": {"environment": weight, ROLE: 2.0}, "multi_objective_aggregation": aggregation}
+    job = rlhf(stages, export, f"rlhf.some.{aggregation}.{weight}", 1, **said)
+    train(job)
+    (advantages,) = taught
+    assert advantages.isfinite().all() and not advantages[::4].any() and advantages.any()
+    (step,) = logged(job.run)
+    assert step["unjudged_share"] == 0.25 and math.isfinite(step["reward_mean"])
+    assert "4 of the step's 16 responses got no score that is a number" in capfd.readouterr().err
 
 
 @pytest.mark.skipif("STAGECOACH_ALL_RANKS" not in os.environ, reason="STAGECOACH_ALL_RANKS is not set")

@@ -17,7 +17,7 @@ from scripts.recipe.load import load_site
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, refusal
 from tests.pretrained import save_pretrained
-from tests.trials import ALGORITHMS, ready_stages
+from tests.trials import ALGORITHMS, break_weight, ready_stages
 
 COPIED = {"lora": {"dim": 4}, "precision": "bfloat16", "skip_padding": True}
 """The settings that the shipped recipes show together."""
@@ -87,15 +87,18 @@ def test_a_site_may_leave_it_out_and_a_trained_stage_is_not_tried(stages, tmp_pa
     assert try_batch(trained, None, sys.executable) is None
 
 
-def test_weights_that_are_no_numbers_are_named(tmp_path, model):
-    from safetensors.torch import load_file, save_file
-
-    folder = shutil.copytree(model, tmp_path / "nan")
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"][0] = float("nan")
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    says = refusal(check_stage, ready_stages(tmp_path, folder)["sft"])
-    assert "model.norm.weight holds values that are no numbers" in says
+def test_weights_that_are_no_numbers_are_named_though_no_export_was_looked_at(tmp_path, model):
+    stages = ready_stages(tmp_path, model)
+    export = stages["sft"].parent_export.resolve()
+    note = export.with_name(f"{export.name}.finite.json")
+    assert note.is_file()
+    note.unlink()
+    (export / "model.safetensors").unlink()  # a link to the model's file
+    break_weight(model / "model.safetensors", "model.norm.weight", to=export / "model.safetensors")
+    says = refusal(check_stage, stages["sft"])
+    assert f"stage sft: the start ({export}): weights are no numbers: model.norm.weight" in says
+    says = refusal(check_stage, stages["distillation"])
+    assert "stage distillation: the start" in says
 
 
 RAISES = """

@@ -151,8 +151,8 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
         if (text := template_text(stage.config.chat_template)) is not None:
             write_template(incoming, text)
         files = describe_files(incoming)
-        settle_export(incoming, exports, files)
-    record = read_record(stage.paths.record, CheckpointRecord)
+        record = read_record(stage.paths.record, CheckpointRecord)
+        settle_export(incoming, exports, files, f"{stage.name}: step {record['step']}")
     publish_export(record, files, stage.paths.export_record.parent, exports, **made)
 
 

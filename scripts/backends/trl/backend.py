@@ -234,7 +234,7 @@ def _export_merged(stage: Stage) -> None:
             raise UserError(str(error)) from None
         publish.take_settings(stage.parent_export, fresh, stage.config.chat_template)
         files = describe_files(fresh)
-        publish.settle_export(fresh, exports, files)
+        publish.settle_export(fresh, exports, files, f"{stage.name}: step {record['step']}")
     publish.publish_export(record, files, paths.export_record.parent, exports, merged=found)
 
 

@@ -1,6 +1,7 @@
 """On-policy distillation by TRL's DistillationTrainer, from one teacher or several, in turns."""
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from inspect import signature
@@ -20,6 +21,7 @@ from scripts.backends.trl.grpo import DIVERGENCE_PREFIX, ROLLOUT_SECONDS
 from scripts.backends.trl.grpo_trainer import sampling_arguments, set_sampler, with_pictures
 from scripts.backends.trl.setup import shared_arguments, start_and_rows
 from scripts.backends.trl.skipping import some_rows, split_by_length
+from scripts.errors import UserError
 from scripts.model.generate import sampled_by_arguments
 from scripts.model.loading import fill_model, load_model
 
@@ -125,8 +127,15 @@ class TurnsTrainer(DistillationTrainer):
             )
             part = unsplit_pixel_values_by_grid({name: some_rows(value, rows) for name, value in by_row.items()})
             sums.append(super()._compute_loss(student, part, num_items_in_batch))
-            divergence = sums[-1][0].detach() * num_items_in_batch / sums[-1][2].clamp(min=1)
-            self._metrics["train"][f"{DIVERGENCE_PREFIX}{self._names[self._turn]}"].append(divergence.item())
+            divergence = (sums[-1][0].detach() * num_items_in_batch / sums[-1][2].clamp(min=1)).item()
+            if not math.isfinite(divergence) and hidden[rows].isfinite().all():
+                name, folder = self._names[self._turn], self.folders[self._turn]
+                raise UserError(
+                    f"teachers.{name}: its divergence from the student is no number ({divergence}), while the "
+                    f"student's states are: the teacher {folder} is at fault, by its weights or in its precision; "
+                    "learn from another one"
+                )
+            self._metrics["train"][f"{DIVERGENCE_PREFIX}{self._names[self._turn]}"].append(divergence)
         return tuple(map(sum, zip(*sums, strict=True)))
 
     def _get_last_hidden_state(self, model: Any, *arguments: Any, **options: Any) -> torch.Tensor:

@@ -58,6 +58,7 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
     )
     if REWARD_MODEL in job.roles:
         trainer.reward_func_names[len(weights) - 1] = REWARD_MODEL
+        trainer.reward_model = job.roles[REWARD_MODEL]
     trainer.stage = job.config
     by_length = partial(split_by_length, updates=job.config.updates_per_step)
     trl_grpo.split_tensor_dict = by_length if job.config.policy.skip_padding else split_tensor_dict

@@ -32,6 +32,9 @@ class MeasuringTrainer(GRPOTrainer):
     """
 
     stage: grpo.GrpoTraining
+    reward_model: Path | None = None
+    """The export whose scores are the last of a response's rewards; None: no reward model pays."""
+    _has_warned: bool = False
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], Any, dict[str, Any]]:
         """Tokenize texts without special tokens, since the chat template prints the first token."""
@@ -64,7 +67,35 @@ class MeasuringTrainer(GRPOTrainer):
         started = time.monotonic()
         rewards = super()._calculate_rewards(*arguments)
         self._metrics["train"][grpo.REWARD_SECONDS].append(time.monotonic() - started)
+        if self.reward_model is not None:
+            self._leave_out_unscored(rewards)
         return rewards
+
+    def _leave_out_unscored(self, rewards: torch.Tensor) -> None:
+        """Let responses whose score by the reward model is no number teach nothing, and count them.
+
+        `rewards` are those of all processes, responses x rewards, and are changed: a response with no reward but NaN is
+        left out of its group by TRL. UserError where the reward model scores none of a step's responses.
+        """
+        is_unscored = ~rewards[:, -1].isfinite()
+        unscored, count = int(is_unscored.sum()), len(rewards)
+        if unscored == count:
+            raise UserError(
+                f"reward_model: none of the step's {count} responses got a score that is a number from the model "
+                f"{self.reward_model} (nan or infinite); its weights or its precision are at fault, so score with "
+                "another one"
+            )
+        rewards[is_unscored] = torch.nan
+        share = unscored / count
+        by_environment = self._pending_metrics.get(grpo.UNJUDGED, [0.0])
+        self._pending_metrics[grpo.UNJUDGED] = [min(1.0, value + share) for value in by_environment]
+        if unscored and not self._has_warned and self.accelerator.is_main_process:
+            self._has_warned = True
+            warn(
+                f"reward_model: {unscored} of the step's {count} responses got no score that is a number from the "
+                f"model {self.reward_model} (nan or infinite), and teach nothing; each step's share is in the metrics "
+                "(unjudged_share)"
+            )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         started = time.monotonic()

@@ -18,6 +18,7 @@ from scripts.backends.trl.merging import Merging, misfit
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import append_json, check_readable, copy_file, sha256_text, temporary_directory
+from scripts.model.finite import refuse_not_numbers
 from scripts.model.hugging_face import model_files
 from scripts.model.loading import read_tensor, shards_of
 from scripts.stage.rundir import seal_checkpoint
@@ -35,8 +36,21 @@ def merge_exports(job: TrainingJob) -> None:
         raise UserError(f"{job.stage}: {says}")
     with temporary_directory(job.run / "saving") as fresh:
         write_merge(parts, [*config.parts.values()], base, config.merging, config.seed, fresh)
+        _refuse_not_numbers(job, fresh)
         append_json(job.run / "metrics.jsonl", {"step": 1, "seconds": time.monotonic() - started})
         seal_checkpoint(fresh, job.run, 1)
+
+
+def _refuse_not_numbers(job: TrainingJob, merged: Path) -> None:
+    """Raise UserError where the merged weights are no numbers, with the part that brought them if one did."""
+    try:
+        refuse_not_numbers(merged, f"{job.stage}: merged", "Nothing is published")
+    except UserError:
+        base = {"the base": job.parent_model} if job.config.merging.has_base else {}
+        parts = {role.removeprefix("merge."): job.roles[role] for role in job.config.parts}
+        for name, folder in (base | parts).items():
+            refuse_not_numbers(folder, f"{job.stage}: {name} ({folder})", "Merge another model in its place")
+        raise
 
 
 def write_merge(

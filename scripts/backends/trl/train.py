@@ -4,6 +4,7 @@ Each process has an equal part of every step's rows, and a copy or a share of th
 the trainer; resuming, the steps and the end are here.
 """
 
+import math
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from typing import Any
 
 import accelerate.accelerator
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments, set_seed
 from transformers import logging as transformers_logging
 
@@ -30,10 +32,12 @@ from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
+from scripts.model.finite import refuse_not_numbers
 from scripts.model.loading import load_model
 from scripts.rewards.registry import register, register_gym
 from scripts.rows.chat_format import pin_date
 from scripts.stage.measured import words_of
+from scripts.stage.publish import DIVERGED
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stopping import best_so_far, ending_in
 from scripts.stage.store import prune_checkpoints
@@ -161,7 +165,15 @@ class StageCallback(TrainerCallback):
             control.should_save = control.should_training_stop = True
         self.saving_since = time.monotonic()
 
-    def on_log(self, args: TrainingArguments, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: Any,
+        control: Any,
+        logs: dict[str, Any],
+        model: torch.nn.Module | None = None,
+        **_: Any,
+    ) -> None:
         """Add the step to the log; print progress after the first step, each twentieth, and 20 s without a line.
 
         Trainer's history of all steps, a part of every checkpoint, is cleared.
@@ -174,8 +186,30 @@ class StageCallback(TrainerCallback):
         self.saving_since = time.monotonic()
         if rank() == 0:
             self._log(logs, now, step, measured)
+        self._refuse_broken_weights(logs, step, model)
         if measured and self.job.config.stopping:
             self._stop_early(step, control)
+
+    def _refuse_broken_weights(self, logs: dict[str, Any], step: int, model: torch.nn.Module | None) -> None:
+        """End the training where loss or gradient is no number, and some of this process's weights are none any more.
+
+        Weights stay as they are where the optimizer passed such a gradient over.
+        """
+        figures = [float(logs[name]) for name in ("loss", "grad_norm") if name in logs]
+        if all(map(math.isfinite, figures)) or model is None:
+            return
+        for name, parameter in model.named_parameters():
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if parameter.requires_grad and not own.isfinite().all():
+                told = ", ".join(f"{figure} {logs[figure]}" for figure in ("loss", "grad_norm") if figure in logs)
+                raise UserError(
+                    f"{self.job.stage}: diverged at step {step}: weights are no numbers any more ({name}; {told}). "
+                    f"{self._remedy()}"
+                )
+
+    def _remedy(self) -> str:
+        """Say what stays of a training that diverged, and what to do."""
+        return f"{DIVERGED}. Its steps are in {self.log_path}, and its earlier checkpoints are kept"
 
     def _stop_early(self, step: int, control: Any) -> None:
         """End the training after a step where `stop_when` says so, by what rank 0 reads in the log."""
@@ -221,9 +255,11 @@ class StageCallback(TrainerCallback):
         saved = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         for name in rng_files(self.job.ranks):
             _wait_for(saved / name)
-        seal_checkpoint(saved, self.job.run, state.global_step // self.updates)
+        step = state.global_step // self.updates
+        refuse_not_numbers(saved, f"{self.job.stage}: diverged at step {step}", self._remedy())
+        seal_checkpoint(saved, self.job.run, step)
         self.save_seconds.append(time.monotonic() - self.saving_since)
-        step, stop_when = state.global_step // self.updates, self.job.config.stopping
+        stop_when = self.job.config.stopping
         best = best_so_far(self.job.run, stop_when, step) if stop_when else None
         prune_checkpoints(self.job.run, self.job.settings.checkpointing, best)
 

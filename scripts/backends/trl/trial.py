@@ -26,7 +26,7 @@ from scripts.processes import PARENT, end_session
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
-from scripts.records import ExportRecord, Manifest, read_record
+from scripts.records import Manifest, read_record
 from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Stage
 
@@ -37,8 +37,6 @@ MOST_TOKENS = 2048
 """Tokens of a row, at most; fewer where the model is large."""
 SLOW_TOKENS = 64
 """Tokens of a row where the CPU is slow in the stage's precision."""
-WHOLE_BYTES = 2e9
-"""Weights of so many bytes are read whole."""
 MEMORY_SHARE = 0.5
 """Of the machine's free memory."""
 BYTES_OF_A_PARAMETER = {"all": 20, "adapters": 8}
@@ -98,22 +96,17 @@ def _is_to_be_tried(stage: Stage, site: Site | None) -> bool:
 
 
 def _key(stage: Stage, site: Site | None, python: str) -> str:
-    """Return a hash of all that a try depends on; of the optimizer's numbers and of most weights it does not."""
+    """Return a hash of all that a try depends on; of the optimizer's numbers and of weights it does not."""
     values = stage.config.values()
     values["policy"] = {name: value for name, value in values["policy"].items() if name != "optimizer"}
     values["policy"]["optimizer"] = stage.config.policy.optimizer.name
     values.pop("seed", None)
+    starts = {"": stage.parent_export} | stage.role_exports
     facts = {
         "config": values,
         "placing": stage.settings.policy.model_dump(mode="json", include={"train_micro_batch_size", "dtensor_cfg"}),
         "rows": read_record(stage.manifest, Manifest)["train"]["sha256"],
-        "starts": {
-            name: _files_of(*start)
-            for name, start in {
-                "": (stage.parent_export, stage.parent_export_record),
-                **{role: (stage.role_exports[role], paths.export_record) for role, paths in stage.roles.items()},
-            }.items()
-        },
+        "starts": {role: _files_of(folder) for role, folder in starts.items()},
         "accelerator": site.accelerator if site else "cpu",
         "python": python,
         "packages": [version_of(name) for name in ("trl", "transformers", "torch", "peft", "accelerate", "datasets")],
@@ -122,16 +115,11 @@ def _key(stage: Stage, site: Site | None, python: str) -> str:
     return sha256_text(canonical_json(facts))[:16]
 
 
-def _files_of(folder: Path | None, record: Path | None) -> dict[str, str]:
-    """Return the hashes of a model's small files; where its weights are read whole, what they are known by."""
+def _files_of(folder: Path | None) -> dict[str, str]:
+    """Return the hashes of a model's small files."""
     if folder is None:
         return {}
-    files = model_files(folder)
-    known = {path.name: sha256_file(path) for path in files if path.suffix != ".safetensors"}
-    size = sum(path.stat().st_size for path in files if path.suffix == ".safetensors")
-    if size <= WHOLE_BYTES and record is not None and record.is_file():
-        known["weights"] = read_record(record, ExportRecord)["content"]
-    return known
+    return {path.name: sha256_file(path) for path in model_files(folder) if path.suffix != ".safetensors"}
 
 
 def _tried(stage: Stage, site: Site | None, python: str) -> Tried:
@@ -150,7 +138,7 @@ def _tried(stage: Stage, site: Site | None, python: str) -> Tried:
 
 
 def _limits(stage: Stage, site: Site | None) -> dict[str, Any]:
-    """Return what a try may take here: parameters, tokens of a row, bytes of weights to read."""
+    """Return what a try may take here: parameters and tokens of a row."""
     policy = stage.config.policy
     free = min(psutil.virtual_memory().available, memory_of_machine())
     kind = "all" if policy.lora is None else "adapters"
@@ -159,7 +147,6 @@ def _limits(stage: Stage, site: Site | None) -> dict[str, Any]:
     return {
         "parameters": min(MOST_PARAMETERS[kind], MEMORY_SHARE * free / BYTES_OF_A_PARAMETER[kind]),
         "tokens": SLOW_TOKENS if is_slow else MOST_TOKENS,
-        "whole_bytes": WHOLE_BYTES,
         "on_cpu": on_cpu,
     }
 
