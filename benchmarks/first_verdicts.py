@@ -49,7 +49,7 @@ else:
 REAL = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])
-from scripts.rewards.gym_server import ROOT, application, make_server
+from scripts.rewards.gym_application import ROOT, application, make_server
 import uvicorn
 from omegaconf import OmegaConf
 
@@ -166,6 +166,7 @@ def main() -> None:
             wrong = sum(reward != 1.0 for reward in got["rewards"])
             seen["right"] += RESPONSES - wrong
             seen["wrong"] += wrong
+            seen["wrong without a word"] += wrong - len(got["whys"])
             seen["processes with a wrong verdict"] += bool(wrong)
             messages.update(why[:300] for why in got["whys"])
     print(f"{count} processes of {RESPONSES} responses:", ", ".join(f"{key} {value}" for key, value in seen.items()))

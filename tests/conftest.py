@@ -67,6 +67,7 @@ def globals_are_forgotten(request):
         from tests.lazy_globals import forget
 
         forget()
+        sys.setswitchinterval(1e-6)  # threads that race for a global then lose more often
 
 
 @pytest.fixture(autouse=True)

@@ -45,6 +45,7 @@ FIRST_CALLS = {
     "scripts.rewards.sandbox.sandbox": ["json:loads"],
     "scripts.rows.arrival._compiled": [TEMPLATE, "{folder}"],
     "scripts.rows.arrival.asked_words": [TEMPLATE],
+    "scripts.stage.remote.warn_once": ["hammered"],
 }
 OF_FOLDERS = {"scripts.model.lengths._template", "scripts.rows.arrival._compiled"}
 NOT_HAMMERED = {

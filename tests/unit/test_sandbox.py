@@ -119,14 +119,30 @@ def served():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_server_that_dies_or_stops_loses_a_call_and_no_more(monkeypatch, number):
+def test_a_call_whose_server_dies_or_stops_is_made_again(monkeypatch, number):
     monkeypatch.setattr(sandbox_module, "_GRACE_SECONDS", 0.5)
     sandbox, server = served()
     thread = threading.Timer(0.2, server._process.send_signal, (number,))
     thread.start()
-    started = time.monotonic()
-    outcome = sandbox.call("import time\ntime.sleep(60)", seconds=1)
-    assert outcome.ended == "lost" and "server" in outcome.error and time.monotonic() - started < 10
+    outcome = sandbox.call("import time\ntime.sleep(1)\nprint(1)", seconds=5)
+    assert (outcome.ended, outcome.output) == ("returned", "1\n")
+    assert server._process.poll() is not None
+    assert sandbox.call("print(2)").output == "2\n"
+
+
+def test_a_call_that_loses_two_servers_is_lost(monkeypatch):
+    asked = []
+
+    def lose(server, *_):
+        asked.append(server)
+        raise OSError("a sandbox's server ended with status -9")
+
+    with monkeypatch.context() as losing:
+        losing.setattr(sandbox_module._Server, "call", lose)
+        sandbox = Sandbox(RUN)
+        outcome = sandbox.call("print(1)")
+    assert outcome.ended == "lost" and "server ended" in outcome.error
+    assert len(asked) == 2 and all(server._process.poll() is not None for server in asked)
     assert sandbox.call("print(2)").output == "2\n"
 
 
