@@ -38,7 +38,11 @@ def discarded(root: Path, paths: list[Path], is_dry: bool) -> Iterator[Discarded
     uses = find_uses(root)
     going = []
     for folder in asked:
-        owner = folder.stat().st_uid
+        try:
+            owner = folder.stat().st_uid
+        except FileNotFoundError:  # another process discards, too
+            yield Discarded(folder, stays="it is gone already")
+            continue
         reason = reason_to_stay(folder, uses)
         if reason:
             yield reason

@@ -130,7 +130,7 @@ def left_out(root: Path) -> dict[str, str]:
     is left out that nothing tells from the rest.
     """
     since, found, failed, suspects = time.time() - DAY, {}, Counter(), []
-    files = [path for path in (root / STORE).glob("*/attempts.jsonl") if path.stat().st_mtime >= since]
+    files = [path for path in (root / STORE).glob("[!.]*/attempts.jsonl") if path.stat().st_mtime >= since]
     attempts = [attempt for path in files for attempt in read_attempts(path.parent) if attempt["time"] >= since]
     for attempt in sorted(attempts, key=lambda attempt: attempt["time"]):
         hosts, at = {*(attempt["hosts"] or ())}, time.strftime("%m-%d %H:%M", time.localtime(attempt["time"]))

@@ -28,7 +28,7 @@ from scripts.stage.progress import Reach
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.remote import pull, pull_newest, pushed_beside
-from scripts.stage.rundir import ELSEWHERE, Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
+from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
 from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.stage.stopping import ending_in, published_of, selected_of, words_of_selected
 from scripts.stage.store import check_owners
@@ -85,6 +85,8 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         published, selected = _published(stage, run, newest)
         record = record_of(stage, published.step) | selected
         publish_checkpoint(published, stage.paths.ckpt, record)
+        if not (published.path / FILES).is_file():  # one that may not write there publishes without the lock
+            raise CutOffError(f"{published.path}: was removed by its training while {stage.name} published it")
     words = [f"step {step_text(record)}", *filter(None, [words_of_skipped(record)])]
     told = words_of_selected(record) or ", ".join(words)
     print(f"{stage.name}: published {stage.paths.ckpt} ({told})", flush=True)
