@@ -44,7 +44,6 @@ from scripts.recipe.resolve import sync_configs
 from scripts.remote.remote_store import RemoteStore
 from scripts.report.card import model_card
 from scripts.report.chain import chain_text, read_chain
-from scripts.report.pages import main as write_report
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import StagePaths
@@ -273,7 +272,7 @@ def at_key(*keys: str, of: str = "rlvr1/ckpt/record.json") -> Callable[[Tree, st
             inner[keys[-1]] = name
         with changed(path, record):
             found = []
-            for command in (lineage, model_card_of, plan, report):
+            for command in (lineage, model_card_of, plan):
                 try:
                     command(tree)
                 except UserError as error:
@@ -296,11 +295,6 @@ def plan(tree: Tree) -> None:
     shown = plan_text(project) + status_text(project)
     if "damaged" in shown:
         raise UserError("damaged")
-
-
-def report(tree: Tree) -> None:
-    """Write the report."""
-    write_report(SHORT, tree.results)
 
 
 def take_in_identity(tree: Tree, name: str) -> None:
@@ -415,6 +409,9 @@ def main() -> None:
         sync_configs(load_recipe(SHORT), tree.results)
         export_folder = (tree.results / "rlvr1/hf/model").resolve()
         names = odd_names(3 if options.smoke else options.names, tree.secret, export_folder)
+        store = RemoteStore(str(tree.store))
+        if hasattr(store, "begin"):  # which earlier commits did without
+            store.begin()
         sys.addaudithook(note_opened)
         print(head("reader", "a sound name", "odd names", *OUTCOMES))
         for reader, read in READERS.items():

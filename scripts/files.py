@@ -27,6 +27,10 @@ POINTER = b"version https://git-lfs.github.com/spec/v1"
 """How git-lfs begins the file that it leaves in place of a large one."""
 
 
+AGAIN = "delete it, and Snakemake makes it again"
+"""The remedy for a damaged file that a rule writes."""
+
+
 def amount(count: float) -> str:
     """Return a number of bytes for people."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -268,15 +272,30 @@ def append_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return a file's JSON; UserError for a missing or damaged file."""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not valid JSON ({error}); {AGAIN}") from None
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's content; UserError for a missing or unreadable file, a folder or a pipe."""
+    try:
+        if path.exists() and not path.is_file():
+            kind = "folder" if path.is_dir() else "device or pipe"
+            raise UserError(f"{path}: not a file but a {kind}; remove or rename the {kind}")
+        return path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file; ask Snakemake for it: snakemake {path}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it, and Snakemake makes it again") from None
+        lacks = f"no such file; ask Snakemake for it: snakemake {path}"
+        raise UserError(f"{path}: {f'a link to nothing; {AGAIN}' if path.is_symlink() else lacks}") from None
+    except OSError as error:
+        remedy = "check the owner and the permission to read"
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def read_tail(path: Path, size: int = 1 << 16) -> list[str]:
-    """Return the whole lines in the last `size` bytes of a text file; none for a missing file or a folder."""
+    """Return the whole lines in the last `size` bytes of a text file; none for a missing file, a folder or a pipe."""
+    if not path.is_file():
+        return []
     try:
         with path.open("rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - size)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, Ty
 import msgspec
 
 from scripts.errors import UserError
+from scripts.files import AGAIN, read_bytes
 from scripts.names import CHECKPOINT, EXPORT, SOURCE, Folder, PartName, check_listed
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -428,6 +429,49 @@ class SelectionFacts(TypedDict):
     prompts_sha256: NotRequired[str]
 
 
+class SelectionShown(SelectionFacts):
+    """selection.json, as the page of a generated blend shows it."""
+
+    rows: Count
+    environments: dict[str, Count]
+    left_out: dict[str, Count]
+    pass_rates: dict[str, list[Count]]
+    lengths: list[tuple[Count, Count]]
+    longer_chosen: float | None
+    warnings: list[str]
+    shown: list[dict[str, Any]]
+    sampling: NotRequired[dict[str, Any]]
+
+
+class SampledPace(TypedDict, total=False):
+    """The pace of a shard's sampling, in the JSON file beside the responses; absent where nothing was sampled anew."""
+
+    responses: Count
+    seconds: float
+
+
+class SampledShard(SampledPace):
+    """The JSON file beside a shard's responses."""
+
+    prompts: Count
+    left_out: dict[str, Count]
+    decoding: NotRequired[dict[str, Any]]
+    not_used: NotRequired[dict[str, Any]]
+
+
+class Pace(TypedDict):
+    """logs/scoring.json: the responses of a stage's scoring, and the seconds they took."""
+
+    responses: Count
+    seconds: float
+
+
+class MadeFrom(TypedDict):
+    """made_from.json of the source: the settings by which the blends were fetched."""
+
+    blends: dict[str, Any]
+
+
 class LeftUnjudged(TypedDict):
     """unjudged.json: how many responses (hash: `of`) have no verdict, and the calls that ask again because of that."""
 
@@ -508,7 +552,6 @@ class Preflight(TypedDict, total=False):
 
 
 DAMAGE = (msgspec.MsgspecError, ValueError, RecursionError)
-AGAIN = "delete it, and Snakemake makes it again"
 ADVICE = {
     CheckpointRecord: "delete it, and Snakemake publishes the checkpoint again, without training",
     ExportRecord: "delete it, and Snakemake exports the checkpoint again",
@@ -546,21 +589,6 @@ def read_record(path: Path, kind: type[Record]) -> Record:
     except DAMAGE as error:
         raise UserError(f"{path}: damaged ({error}); {ADVICE.get(kind, AGAIN)}") from None
     return value
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return a file's content; UserError for a missing or unreadable file."""
-    try:
-        if path.exists() and not path.is_file():
-            kind = "folder" if path.is_dir() else "device or pipe"
-            raise UserError(f"{path}: not a file but a {kind}; remove or rename the {kind}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        lacks = f"no such file; ask Snakemake for it: snakemake {path}"
-        raise UserError(f"{path}: {f'a link to nothing; {AGAIN}' if path.is_symlink() else lacks}") from None
-    except OSError as error:
-        remedy = "check the owner and the permission to read"
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from None
 
 
 def read_if_there(path: Path, kind: type[Record]) -> Record | None:

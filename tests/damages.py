@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import runpy
 import signal
 import sys
@@ -15,24 +16,13 @@ from typing import Any, NamedTuple
 
 TRACEBACK = "Traceback"
 PIPE = "a pipe"
-OF_STAGE = (
-    "ckpt/record.json",
-    "hf/record.json",
-    "run/identity.json",
-    "run/attempts.jsonl",
-    "run/metrics.jsonl",
-    "run/reach.json",
-    "owner.json",
-    "config.yaml",
-    "run/config.yaml",
-    "preflight.json",
-    "eval.json",
-    "gate.json",
-    "criteria.json",
-    "metrics.parquet",
-    "rollouts.parquet",
+READ = (".json", ".jsonl", ".yaml", ".parquet")
+"""What programs read of what a run leaves."""
+OF_OTHERS = re.compile(
+    r"(checkpoints/[^/]+/(?!files\.json)|exports/[0-9a-f]{16}/|/(weights|model)/|^data/source/(?!record\.json|made_from\.json)"
+    r"|-split\.jsonl$|/live\.|\.snakemake)"
 )
-OF_DATA = ("manifest.json", "check.json", "../source/record.json")
+"""Files of models, of rows and of downloaded sources, which have other tests."""
 WRONG = (None, True, 7, -1.5, "text", [], {}, [None], {"key": []}, "../../..")
 
 
@@ -125,17 +115,34 @@ def wrong_types(path: Path, every: int = 1) -> Iterator[tuple[str, bytes]]:
         yield f"{'.'.join(map(str, place))} = {json.dumps(by)}", f"{text}\n{rest}".encode()
 
 
+def files_left(results: Path, stage: str, blend: str) -> list[str]:
+    """The files that a stage of a finished chain left, and the making of its data, as a walk finds them.
+
+    Of a checkpoint and of an export the records count, not the model's own files; pages and logs are read by people.
+    """
+    folders = [results / stage, results / "data" / blend, results / "data/source", results / "settings"]
+    found = {path for folder in folders for path in _below(folder)}
+    found |= {path for path in results.iterdir() if path.is_file()}
+    files = sorted(str(path.relative_to(results)) for path in found if path.suffix in READ)
+    return [file for file in files if not OF_OTHERS.search(file)]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """The files below a folder; the link to the training is followed, and those to a model are not."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path
+    run = folder / "run"
+    if run.is_symlink():
+        yield from (run / path.relative_to(run.resolve()) for path in _below(run.resolve()))
+
+
 def damages(results: Path, stage: str, blend: str, every: int = 1) -> list[Damage]:
     """All damages of what a stage of a finished chain left, and of its data."""
-    files = [f"{stage}/{name}" for name in OF_STAGE] + [f"data/{blend}/{name}" for name in OF_DATA]
     found = []
-    for file in files:
+    for file in files_left(results, stage, blend):
         path = results / file
-        if not path.is_file():
-            continue
-        found += [
-            Damage(file, kind, make) for kind, make in KINDS.items() if kind != PIPE or file.endswith("/record.json")
-        ]
+        found += [Damage(file, kind, make) for kind, make in KINDS.items()]
         if path.suffix in (".json", ".jsonl"):
             found += [
                 Damage(file, name, _writes(lambda whole, content=content: content))

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
-from scripts.files import open_atomically, read_json, sha256_file, sha256_text, write_json
+from scripts.files import open_atomically, sha256_file, sha256_text, write_json
 from scripts.generated.judge import JUDGED
 from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Best, Pairs
 from scripts.recipe.load import load_recipe
-from scripts.records import ExportRecord, read_record
+from scripts.records import ExportRecord, SampledShard, read_record
 from scripts.rows.messages import Row, closing_text, tools_of
 from scripts.rows.prompts import PICTURE, prompt_of
 from scripts.rows.thoughts import Told, as_message
@@ -281,7 +281,7 @@ def main(
         if prompt.line in selection.by_line
     }
     rows = list(getattr(selection, made.kind)(asked))
-    first = read_json(sampled[0])
+    first = read_record(sampled[0], SampledShard)
     selection.left_out.update(first["left_out"])
     if not rows:
         why = ", ".join(f"{count} {what}" for what, count in selection.left_out.items() if count)

@@ -30,6 +30,21 @@ class SourceOfModel(TypedDict):
     chat_template: NotRequired[str]
 
 
+class SeenFile(TypedDict):
+    """Size, time stamp in nanoseconds and hash of a file of a model's folder."""
+
+    bytes: int
+    modified: int
+    sha256: str
+
+
+class Seen(TypedDict):
+    """The content of model/seen.json: the files of a model's folder when the model was exported."""
+
+    changed: dict[str, str] | None
+    files: dict[str, SeenFile]
+
+
 def sync_source(model: PretrainedModel, directory: Path) -> None:
     """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow.
 
@@ -106,7 +121,7 @@ def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
 
 def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     """Return the hashes of a folder's files once they differ from the export's; None before."""
-    noted = read_if_there(directory / SEEN, dict[str, Any])
+    noted = read_if_there(directory / SEEN, Seen)
     if noted is None or model.folder is None or not model.folder.is_dir():
         return None
     files = {}

@@ -8,11 +8,11 @@ import yaml
 from pydantic import ValidationError
 
 from scripts.errors import UserError
-from scripts.files import canonical_json, sha256_file, write_text
+from scripts.files import canonical_json, read_bytes, sha256_file, write_text
 from scripts.recipe.recipe import STAGES, Recipe
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.yaml_file import FAST_LOADER
-from scripts.records import Manifest, read_bytes, read_if_there
+from scripts.records import Manifest, read_if_there
 
 
 def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:

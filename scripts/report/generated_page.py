@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from scripts.files import read_json
 from scripts.model.generation_settings import words_of
 from scripts.program import run_command_line
 from scripts.recipe.sampling import words_of_decoding
-from scripts.records import Manifest, read_record
+from scripts.records import Manifest, SelectionShown, read_record
 from scripts.report.chart import Line, line_chart
 from scripts.report.page import short_name, write_page
 
@@ -23,7 +22,7 @@ def main(
     output: Annotated[Path, "HTML"],
 ) -> None:
     """Write the page of a generated blend."""
-    known, found = read_record(manifest, Manifest), read_json(selection)
+    known, found = read_record(manifest, Manifest), read_record(selection, SelectionShown)
     write_page(
         output,
         "generated.html",

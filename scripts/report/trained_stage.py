@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, Self
 import pandas as pd
 
 from scripts.errors import UserError
-from scripts.files import duration
+from scripts.files import AGAIN, duration
 from scripts.recipe.resolve import read_values
 from scripts.recipe.yaml_file import leaves
 from scripts.records import (
-    AGAIN,
     Benchmarks,
     CheckpointRecord,
     Criteria,

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import check_readable, sha256_file
+from scripts.files import AGAIN, check_readable, read_bytes, sha256_file
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
     ADVICE,
-    AGAIN,
     Benchmarks,
     CheckpointRecord,
     Choice,
@@ -22,7 +21,6 @@ from scripts.records import (
     Preflight,
     RunIdentity,
     SourceRecord,
-    read_bytes,
     read_if_there,
     read_record,
 )

@@ -4,7 +4,7 @@ A line of ``eval.sampled.jsonl`` is a batch of a scoring under way; ``logs/scori
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,10 @@ from statistics import fmean, median
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import read_json
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import read_config
 from scripts.recipe.site import Site
-from scripts.records import Manifest, read_if_there, read_lines
+from scripts.records import Manifest, Pace, SampledPace, read_if_there, read_lines, read_record
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import recent_steps, step_seconds
 from scripts.stage.rule_settings import data_to_be_made
@@ -117,8 +116,7 @@ def samplings(
         manifest = read_if_there(results / "data" / source.prompts / "manifest.json", Manifest)
         rows = manifest["train"].get("rows") if manifest and source.prompts not in remade else None
         prompts = None if rows is None else rows // source.share[1]
-        counts = map(read_json, (results / "data" / name / "generated/samples").glob("*.json"))
-        paces = [each["responses"] / each["seconds"] for each in counts if each.get("seconds")]
+        paces = list(_paces_in(results / "data" / name / "generated/samples"))
         pace, slurm = fmean(paces) if paces else source.responses_per_second, site.slurm
         hours, bound = (source.runtime or slurm.light.runtime) / 60 if slurm else 0.0, "≤"
         if pace and prompts is not None:
@@ -132,6 +130,15 @@ def samplings(
         line = f"blend {name}: {source.samples} responses of {', '.join(source.models)} to {asked}, in {jobs}"
         found.append(Sampling(name, gpu_hours, line))
     return found
+
+
+def _paces_in(samples: Path) -> Iterator[float]:
+    """Yield the responses a second of the shards that were sampled; a damaged file has no pace."""
+    for path in samples.glob("*.json"):
+        with suppress(UserError):
+            shard = read_record(path, SampledPace)
+            if shard.get("responses") and shard.get("seconds"):
+                yield shard["responses"] / shard["seconds"]
 
 
 def seconds_to_score(recipe: Recipe, results: Path, states: Mapping[str, StageState]) -> dict[str, float]:
@@ -151,7 +158,7 @@ def seconds_to_score(recipe: Recipe, results: Path, states: Mapping[str, StageSt
             batches = [batch for path, *_ in parts for batch in read_lines(path.with_suffix(SAMPLED), Batch)]
             done = sum(len(batch["answers"]) for batch in batches)
             pace = {"responses": done, "seconds": sum(batch["seconds"] for batch in batches)}
-            if pace := pace if done else read_if_there(paths.logs / "scoring.json", dict[str, float]):
+            if pace := pace if done else read_if_there(paths.logs / "scoring.json", Pace):
                 measured[name] = pace["seconds"] / max(1, pace["responses"])
             to_come[name] = -done + sum(
                 policies * manifests[blend][split].get("rows", 0)

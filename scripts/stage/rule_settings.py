@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.source_record import content_of
-from scripts.files import filled_by_program, write_text
+from scripts.files import filled_by_program, read_bytes, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS
@@ -31,11 +31,13 @@ from scripts.records import (
     ExportRecord,
     Gate,
     LeftUnjudged,
+    MadeFrom,
     Manifest,
     Origin,
     SelectionFacts,
     SourceRecord,
     read_if_there,
+    read_record,
 )
 from scripts.rewards.judging_code import code_of
 from scripts.stage.amendment import amendments_of
@@ -77,8 +79,13 @@ class RuleSettings:
     def differ(self) -> bool:
         """Whether the data on disk were made from other settings, as the copy says or else their records."""
         if self.made_from.exists():
-            return self.made_from.read_text(encoding="utf-8") != self.text
+            return _text_in(self.made_from) != self.text
         return self.is_contradicted()
+
+
+def _text_in(path: Path) -> str:
+    """Return the text of a settings file; damage makes it another text."""
+    return read_bytes(path).decode(errors="replace")
 
 
 def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
@@ -112,7 +119,7 @@ def write_settings(recipe: Recipe, results: Path) -> None:
     """
     for path, settings in settings_files(recipe, results).items():
         is_new = not path.exists()
-        if not is_new and path.read_text(encoding="utf-8") == settings.text:
+        if not is_new and _text_in(path) == settings.text:
             continue
         made = [output for output in settings.outputs if output.exists()]
         if not made or (is_new and settings.is_contradicted()):
@@ -148,7 +155,7 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     if record is None or is_fetched(recipe, results):
         fetched = set()  # a source that is gone is fetched again for a blend without splits alone
     elif source.made_from.exists():
-        before, now = json.loads(source.made_from.read_text(encoding="utf-8")), json.loads(source.text)
+        before, now = read_record(source.made_from, MadeFrom), json.loads(source.text)
         is_whole = before | {"blends": {}} != now | {"blends": {}}
         fetched = {
             name

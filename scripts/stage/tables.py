@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from scripts.errors import UserError
-from scripts.files import open_atomically
+from scripts.files import AGAIN, open_atomically, read_bytes
 from scripts.program import run_command_line
-from scripts.records import AGAIN, CheckpointRecord, read_bytes, read_record
+from scripts.records import CheckpointRecord, read_record
 from scripts.stage.progress import read_log
 
 COLUMNS = yaml.load(Path(__file__).with_name("columns.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)

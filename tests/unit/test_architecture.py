@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "names": set(),
     "processes": set(),
     "program": {"errors"},
-    "records": {"errors", "names"},
+    "records": {"errors", "files", "names"},
     "recipe": BASE,
     "rows": RECIPE,
     "rewards": ROWS,

@@ -34,15 +34,16 @@ from scripts.report.stage_page import main as write_stage_page
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths
+from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_in, take_in
 from scripts.train.run import Attempt, train_stage
 from tests.conftest import ROOT, SHORT
-from tests.damages import damaged, damages, paths_within, replaced
+from tests.damages import PIPE, damaged, damages, paths_within, replaced
 
 RECIPE = load_recipe(SHORT)
 SITE = load_site(ROOT / "config/sites/laptop.yaml", RECIPE)
-KINDS = {
+TYPES = {
     "sft/ckpt/record.json": CheckpointRecord,
     "rlvr1/hf/record.json": ExportRecord,
     "rlvr1/run/identity.json": RunIdentity,
@@ -52,6 +53,8 @@ KINDS = {
     "data/source/record.json": SourceRecord,
 }
 LEAST = 105
+WITHOUT_RECORD = ("binary", "a list", "a number", "an empty object", "nested deep", "a directory", PIPE)
+"""Damages of a file that holds no record: a sample of all."""
 GATE = [Criterion(metric="final_truncation_rate", max=0.5, action="stop")]
 
 
@@ -61,6 +64,11 @@ def finished_chain(tmp_path_factory, made):
     results = tmp_path_factory.mktemp("finished") / "short"
     shutil.copytree(made, results, symlinks=True)
     sync_configs(RECIPE, results)
+    write_settings(RECIPE, results)
+    for settings in settings_files(RECIPE, results).values():  # as the rules that make data do
+        if settings.made_from and settings.made_from.parent.is_dir():
+            settings.made_from.write_text(settings.text)
+    write_json(results / "rlvr1/logs/scoring.json", {"responses": 12, "seconds": 3.5})
     return results
 
 
@@ -72,7 +80,7 @@ def alter(path: Path, **values) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", TYPES)
 def test_of_any_value_of_any_type_at_any_place_a_record_is_read_or_it_is_one_message(made, tmp_path, name):
     record, path = read_json(made / name), tmp_path / "record.json"
     refused = 0
@@ -80,7 +88,7 @@ def test_of_any_value_of_any_type_at_any_place_a_record_is_read_or_it_is_one_mes
         for by in (None, 7, 1.5, "text", [], {}, [[]], {"key": [{}]}, True):
             path.write_text(json.dumps(replaced(record, place, by)))
             try:
-                read_record(path, KINDS[name])
+                read_record(path, TYPES[name])
             except UserError as error:
                 refused += 1
                 assert str(error).startswith(f"{path}: damaged (") and "\n" not in str(error)
@@ -105,10 +113,17 @@ def commands(results: Path, pages: Path) -> dict:
         chain_text(chain)
         verify(chain)
 
+    def snakemake() -> None:
+        """What each call does as it reads the workflow."""
+        refuse_damage(RECIPE, results)
+        sync_configs(RECIPE, results)
+        write_settings(RECIPE, results)
+        data_to_be_made(RECIPE, results)
+
     return {
         "plan": lambda: plan_text(Project(RECIPE, SITE, results)),
         "status": lambda: status_text(Project(RECIPE, SITE, results)),
-        "snakemake": lambda: refuse_damage(RECIPE, results),
+        "snakemake": snakemake,
         "report": report,
         "lineage": lineage,
     }
@@ -132,6 +147,33 @@ def test_no_damage_of_any_record_ends_a_command_but_by_one_message(finished_chai
                 except UserError as error:
                     assert name in ("snakemake", "report", "lineage"), f"{name} does not go on: {damage}"
                     assert str(finished_chain) in str(error), damage
+
+
+def test_settings_and_paces_that_are_damaged_are_one_message_or_nothing(finished_chain, tmp_path):
+    calls = commands(finished_chain, tmp_path)
+    every = damages(finished_chain, "rlvr1", "rlvr1")
+    files = {damage.file for damage in every}
+    settings = {file for file in files if file.startswith("settings/") or file.endswith("made_from.json")}
+    tried = {"rlvr1/logs/scoring.json", "data/source/made_from.json", "data/rlvr1/made_from.json", min(settings)}
+    assert tried <= files
+    of_them = [damage for damage in every if damage.file in tried and damage.kind in WITHOUT_RECORD]
+    assert len(of_them) == len(tried) * len(WITHOUT_RECORD)
+    for damage in of_them:
+        with damaged(finished_chain / damage.file, damage.make):
+            calls["plan"]()
+            calls["status"]()
+            try:
+                calls["snakemake"]()
+            except UserError as error:
+                assert str(error).startswith(str(finished_chain / damage.file)), damage
+                assert "delete it" in str(error) or "remove or rename" in str(error), damage
+
+
+def test_a_walk_of_a_finished_chain_finds_every_record_that_has_a_reader(finished_chain):
+    found = {damage.file for damage in damages(finished_chain, "rlvr1", "rlvr1")}
+    assert found >= {name for name in TYPES if name.startswith("rlvr1/")}
+    assert found >= {"rlvr1/run/attempts.jsonl", "rlvr1/run/checkpoints/step_3/files.json", "rlvr1/config.yaml"}
+    assert not any("weights" in name or name.endswith("tokenizer.json") for name in found)
 
 
 def test_plan_and_status_go_on_whatever_damages_a_manifest(finished_chain):

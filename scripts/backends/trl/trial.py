@@ -70,7 +70,7 @@ def try_batch(stage: Stage, site: Site | None, python: str) -> dict[str, Any] | 
         return {"not_tried": "TRL is not installed here (envs/trl.txt)"}
     noted = stage.results / "logs/tried" / f"{_key(stage, site, python)}.json"
     if noted.is_file():
-        return read_json(noted) | {"tried": "before, with the same settings, model and code"}
+        return read_record(noted, dict[str, Any]) | {"tried": "before, with the same settings, model and code"}
     tried = _tried(stage, site, python)
     if tried.outcome == "failed":
         raise LongError(f"stage {stage.name} is not ready to train: {tried.says}")
