@@ -99,6 +99,7 @@ def test_a_failure_is_remembered_in_a_call_and_forgotten_later(name, short, monk
         assert time.monotonic() - began > 0.01 and store._files._failed_until > time.monotonic()
 
 
+@pytest.mark.slow
 def test_a_sound_server_behind_the_same_program_serves_and_a_cut_body_is_no_file(
     train, s3, short, tmp_path, monkeypatch
 ):
@@ -137,6 +138,7 @@ def dribbles(connection, _) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_transfer_below_the_least_pace_is_given_up(train, s3, short, tmp_path, monkeypatch):
     sound, url = os.environ["AWS_ENDPOINT_URL"], f"s3://bucket/{tmp_path.name}"
     monkeypatch.setattr(limits, "LIMITS", Limits())
@@ -149,6 +151,7 @@ def test_a_transfer_below_the_least_pace_is_given_up(train, s3, short, tmp_path,
         assert host in said and " bytes moved in 3 s, fewer than 10 kB/s" in said
         assert RemoteStore(url).steps() == {}, "a manifest is written last"
     at(sound, monkeypatch)
+    url += "-sound"  # a push given up keeps its claim on the store for minutes
     assert push(RemoteStore(url), run, "sft") > 0
     monkeypatch.setattr("scripts.remote.bounded.AtMost.relative_update", lambda *_: None)  # the size is not the fault
     with serving(only_for("GET", dribbles, passes_on)) as address:
@@ -159,6 +162,7 @@ def test_a_transfer_below_the_least_pace_is_given_up(train, s3, short, tmp_path,
         assert host in said and " bytes moved in 0.6 s, fewer than 10 kB/s" in said
 
 
+@pytest.mark.slow
 def test_a_file_with_more_bytes_than_the_manifest_says_is_not_fetched_to_its_end(
     train, s3, short, tmp_path, monkeypatch
 ):
@@ -171,8 +175,9 @@ def test_a_file_with_more_bytes_than_the_manifest_says_is_not_fetched_to_its_end
         at(address, monkeypatch)
         other = Path("other", run.name)
         other.mkdir(parents=True)
-        assert "sends more than the " in refusal(pull, RemoteStore(url), other, 2, True)
-        assert sum(path.stat().st_size for path in other.rglob("*")) < 20 << 20
+        moved = limits.TRAFFIC.moved
+        assert "push the training again" in refusal(pull, RemoteStore(url), other, 2, True)
+        assert limits.TRAFFIC.moved - moved < 64 << 20 and not (other / "checkpoints").exists()
 
 
 # --- Other protocols ---
