@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +27,12 @@ from benchmarks.common import ROOT, command_line, end_for_lack_of, head, row
 from scripts.errors import UserError
 from scripts.files import canonical_json, write_json
 from scripts.remote.remote_store import RemoteStore
+from scripts.remote.trust import KEY, signed
 from scripts.stage.remote import pull, push
 from scripts.stage.rundir import checkpoints, damage_of, seal_checkpoint
 from scripts.stage.store import identity_of
 
-KEYS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret"}
+KEYS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret", KEY: "the project's"}
 TURNS, STAGES, SHARDS, KILLS = 3, 1000, 8, 60
 UNCHECKED = {"AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"}
 """For aws: the server answers a request for a part with the checksum of the whole object."""
@@ -46,6 +48,19 @@ from scripts.stage.remote import pull_newest, push
 push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
     RemoteStore(sys.argv[1]), Path(sys.argv[2]), 9)
 """
+
+
+@contextmanager
+def serving_s3(data: Path) -> Iterator[str]:
+    """Serve the buckets in a folder; yield the address."""
+    keys = f"{KEYS['AWS_ACCESS_KEY_ID']},{KEYS['AWS_SECRET_ACCESS_KEY']}"
+    serve = ["rclone", "serve", "s3", "--auth-key", keys, *SERVING, data]
+    with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as server:
+        line = next(line for line in server.stderr if "Starting s3 server on" in line)
+        try:
+            yield line.split("[")[1].split("/]")[0]
+        finally:
+            server.kill()
 
 
 def training(root: Path, megabytes: int, salt: int = 0) -> Path:
@@ -148,7 +163,7 @@ def listed(root: Path) -> float:
     for number in range(STAGES):
         identity = f"{number:016x}"
         manifest = {"identity": identity, "step": 4, "stage": "sft", "weights": True, "files": {"metrics.jsonl": file}}
-        (folder / f"{identity}.4.json").write_text(canonical_json(manifest))
+        (folder / f"{identity}.4.json").write_text(canonical_json(signed(manifest)))
     time.sleep(2)  # the server remembers a folder for one second
     began = time.monotonic()
     found = [*RemoteStore("s3://bucket/many").manifests()]
@@ -168,18 +183,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="remote-") as folder:
         root = Path(folder)
         (root / "served/bucket").mkdir(parents=True)
-        keys = ",".join(KEYS.values())
-        serve = ["rclone", "serve", "s3", "--auth-key", keys, *SERVING, root / "served"]
-        with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as server:
-            line = next(line for line in server.stderr if "Starting s3 server on" in line)
-            address = line.split("[")[1].split("/]")[0]
+        with serving_s3(root / "served") as address:
             os.environ.update(KEYS | UNCHECKED | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": address})
-            try:
-                took = transfers(training(root / "own", round(gigabytes * 1000)), root)
-                done, half = killed(root, kills)
-                many = listed(root)
-            finally:
-                server.kill()
+            took = transfers(training(root / "own", round(gigabytes * 1000)), root)
+            done, half = killed(root, kills)
+            many = listed(root)
     ways = ("push", "pull")
     medians = {each: statistics.median(took[each]) for each in took}
     rates = (min(medians[f"{tool}, {way}"] for tool in TOOLS[1:]) / medians[f"{TOOLS[0]}, {way}"] for way in ways)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from scripts.commands.project import store_refusals
 from scripts.commands.store import Prune, fetch, listed, pruned, verified
 from scripts.errors import UserError
 from scripts.recipe.config import Store
@@ -180,7 +181,7 @@ def test_pushes_and_prunes_at_once_in_many_orders_leave_every_manifest_whole(tra
 
     monkeypatch.setattr(Bounded, "_noting", after_a_moment)
     runs = [made(f"seed{seed}", seed, (3,)) for seed in (1, 2, 3)]
-    for turn in range(8):
+    for turn in range(5):
         random.seed(turn)
         orphaned(store, runs[0])
         push(store, runs[2], "sft")
@@ -485,3 +486,14 @@ def test_a_manifest_signed_with_another_key_or_changed_is_not_taken(train, tmp_p
     assert "not signed" in refusal(lambda: train(stage_of("b"), store=RemoteStore(url)))
     monkeypatch.setenv(KEY, "the project's")
     assert train(stage_of("b"), store=RemoteStore(url)) == (0, [])
+
+
+def test_a_start_is_refused_without_a_key_and_says_the_line_to_add(monkeypatch):
+    bucket = Store(remote="s3://bucket/x")
+    assert store_refusals(None) == store_refusals(bucket) == []
+    monkeypatch.delenv(KEY)
+    (line,) = store_refusals(bucket)
+    assert "s3://bucket/x" in line and f"Set {KEY}" in line and "add `key: none` below `store:`" in line
+    assert store_refusals(bucket.model_copy(update={"key": "none"})) == []
+    assert store_refusals(Store(remote="s3://bucket/x", pull=False, push=[])) == []
+    assert store_refusals(Store(remote="results/remote")) == []
