@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +32,8 @@ from benchmarks.common import ROOT, command_line, head, row
 from scripts.generated.sample import RESPONSES
 
 PROMPTS, SAMPLES = 10, 4
-STRUCK_PROMPTS = 160
+STRUCK_PROMPTS, STRUCK_SECONDS = 160, 0.004
+"""Prompts of the struck calls, and how long the environment thinks about a response."""
 MCQA, OWN = "mcqa_simple_agent", "parity"
 RECIPE = """
 name: verdicts
@@ -78,18 +78,40 @@ HELPER = """def is_good(response):
     return sum(response.encode()) % 2 == 0
 """
 STRIKER = """
-import os, runpy, signal, sys
-left = int(sys.argv[1])
-def strike(event, arguments):
-    global left
-    is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    if is_write and not isinstance(arguments[0], int) or event in ("os.rename", "os.mkdir", "os.link", "os.remove"):
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(strike)
-sys.argv = sys.argv[1:]
-runpy.run_module("scripts.generated.judge", run_name="__main__")
+import json, os, signal, sys, time
+from pathlib import Path
+from scripts.generated import judge as judging
+
+def judge(asked):
+    left = asked["at"]
+    def strike(event, arguments):
+        nonlocal left
+        is_write = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if is_write and not isinstance(arguments[0], int) or event in ("os.rename", "os.mkdir", "os.link", "os.remove"):
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    if left is not None:
+        sys.addaudithook(strike)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    judging.main(recipe=Path("recipe.yaml"), blend="best", prompts=Path("data/prompts/train-split.jsonl"),
+                 responses=[Path("responses.parquet")], store=Path(asked["store"]), output=Path(asked["output"]))
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        try:
+            judge(asked)
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    if asked["after"] is not None:
+        time.sleep(asked["after"])
+        os.kill(child, signal.SIGKILL)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -264,45 +286,55 @@ def wrong_after(edit: Edit, scripts: Path, url: str, server: ThreadingHTTPServer
         return len(right), changed, sum(old != new for old, new in zip(after, right, strict=True))
 
 
+class Striker:
+    """A process that has imported the judging program, and starts it by fork: a start costs no imports."""
+
+    def __init__(self, folder: Path) -> None:
+        words = [sys.executable, "-c", STRIKER]
+        self._process = subprocess.Popen(words, cwd=folder, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def judge(self, store: str, output: str, at: int | None = None, after: float | None = None) -> int:
+        """Judge, killed just before the change of a file number `at`, or `after` seconds; return the exit code."""
+        asked = {"store": store, "output": output, "at": at, "after": after}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
 def struck(strikes: int, seed: int) -> tuple[int, int, int]:
     """Strike judging; return the strikes, the calls that ended otherwise, and the temporary files that were left."""
     random.seed(seed)
     done = differing = left_over = 0
     with tempfile.TemporaryDirectory() as folder:
-        project = Project(Path(folder, "project"), ROOT / "scripts", OWN, None, STRUCK_PROMPTS, 0.004)
-        project.judge("whole")
-        began = time.monotonic()
-        project.judge("paced")
-        seconds = time.monotonic() - began
-        whole = (project.folder / "out/judged.parquet").read_bytes()
+        project = Project(Path(folder, "project"), ROOT / "scripts", OWN, None, STRUCK_PROMPTS, STRUCK_SECONDS)
+        striker = Striker(project.folder)
+        if striker.judge("whole", "whole/judged.parquet"):
+            sys.exit("judging fails without a strike")
+        whole = (project.folder / "whole/judged.parquet").read_bytes()
+        seconds = 1.3 * STRUCK_PROMPTS * SAMPLES * STRUCK_SECONDS
         for number in count():
             if done >= strikes:
                 break
-            words = project.command(f"store{number}", f"struck{number}/judged.parquet")
-            while True:
-                by_file = random.random() < 0.5
-                start = ["-c", STRIKER, str(random.randint(1, 12))] if by_file else ["-m", "scripts.generated.judge"]
-                process = subprocess.Popen(
-                    [sys.executable, *start, *words],
-                    cwd=project.folder,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                )
-                try:
-                    limit = None if by_file or done >= strikes else random.uniform(0.2, 1.1) * seconds
-                    _, said = process.communicate(timeout=limit)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.communicate()
-                if process.returncode == 0:
-                    break
-                if process.returncode != -9:
-                    sys.exit(f"judging ended with {process.returncode}: {said.decode()}")
-                done += 1
-            made = project.folder / f"struck{number}"
+            output = f"struck{number}/judged.parquet"
+            status = -9
+            while status == -9:
+                is_by_file = random.random() < 0.5
+                at = random.randint(1, 12) if is_by_file else None
+                after = None if is_by_file or done >= strikes else random.uniform(0.1, 1.0) * seconds
+                status = striker.judge(f"store{number}", output, at, after)
+                done += status == -9
+            if status:
+                sys.exit(f"judging ended with {status}")
+            made = (project.folder / output).parent
             differing += (made / "judged.parquet").read_bytes() != whole
             left_over += sum(path.name.startswith(".") for path in made.iterdir())
             print(f"{done} of {strikes} strikes, {differing} differ, {left_over} left over", file=sys.stderr)
+        striker.end()
     return done, differing, left_over
 
 

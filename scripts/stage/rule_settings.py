@@ -41,11 +41,14 @@ from scripts.records import (
 )
 from scripts.rewards.judging_code import code_of
 from scripts.stage.amendment import amendments_of
+from scripts.stage.lost import lost_of, mark_of_loss
 from scripts.stage.paths import StagePaths
 
 FOLDER = "settings"
 GENERATING = ("sample", "judge", "select")
 """The rules that make a generated blend, by whose names their settings go."""
+LOST = "lost"
+"""A setting of training: when the checkpoint was published whose files are gone."""
 UNJUDGED = "unjudged.json"
 """Beside judged.parquet: what could not be judged, for the next call to ask again."""
 METADATA = Path(".snakemake/metadata")
@@ -121,6 +124,9 @@ def write_settings(recipe: Recipe, results: Path) -> None:
         is_new = not path.exists()
         if not is_new and _text_in(path) == settings.text:
             continue
+        before = _written(path)
+        was_lost = before.pop(LOST, None) is not None
+        has_come_back = was_lost and before == json.loads(settings.text)
         made = [output for output in settings.outputs if output.exists()]
         if not made or (is_new and settings.is_contradicted()):
             write_text(path, settings.text)
@@ -131,12 +137,20 @@ def write_settings(recipe: Recipe, results: Path) -> None:
                     (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
             if settings.made_from:
                 write_text(settings.made_from, settings.text)
-        is_adopted = is_new or (settings.made_from and not settings.differ())
+        is_adopted = is_new or has_come_back or (settings.made_from and not settings.differ())
         then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
         with filled_by_program(path) as fresh:
             fresh.write_text(settings.text, encoding="utf-8")
             if is_adopted:
                 os.utime(fresh, ns=(then, then))
+
+
+def _written(path: Path) -> Settings:
+    """Return the values of a settings file; none where it is missing, damaged or no file."""
+    with suppress(OSError, ValueError):
+        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return values if isinstance(values, dict) else {}
+    return {}
 
 
 def is_fetched(recipe: Recipe, results: Path) -> bool:
@@ -308,7 +322,7 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
 
 
 def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
-    """Names of blend and starts, whose files may be older than the checkpoint, and amendments."""
+    """Names of blend and starts, whose files may be older than the checkpoint, amendments, and a loss of its files."""
     stage = recipe.settings_of(paths.name)
 
     def is_other() -> bool:
@@ -316,12 +330,17 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
         record = read_if_there(paths.record, CheckpointRecord) or {}
         parent = next((parent["stage"] for parent in record.get("parents", ())), None)
         is_other_parent = bool(record) and stage.parent not in recipe.choices and parent != stage.parent
-        return is_other_parent or record.get("data", {}).get("blend", stage.blend) != stage.blend
+        is_other_blend = record.get("data", {}).get("blend", stage.blend) != stage.blend
+        return is_other_parent or is_other_blend or bool(lost_of(recipe, paths))
 
     more = {name: value for name, value in (("roles", stage.roles), ("continues", stage.continues)) if value}
     amendments = amendments_of(paths.sibling(recipe.stage_trained(paths.name)))
     if amendments:
         more["amended"] = [each["identity"] for each in amendments]
+    written = paths.directory.parent / FOLDER / "train" / f"{paths.name}.json"
+    lost = mark_of_loss(recipe, paths, _written(written).get(LOST))
+    if lost is not None:
+        more[LOST] = lost
     return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)
 
 

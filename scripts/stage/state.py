@@ -23,6 +23,7 @@ from scripts.slurm.jobs import LatestJob
 from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
 from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_stage, of_blend, told
+from scripts.stage.lost import lost_of, whole_step
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import StagePaths, owner_of
 from scripts.stage.progress import last_step
@@ -131,7 +132,8 @@ class States:
         if name not in self.recipe.choices:
             identity = self._known[self.recipe.stage_trained(name)].identity
             exported = read_if_there(paths.export_record, ExportRecord)
-            return identity if exported and exported["identity"] == identity else None
+            is_ours = exported is not None and exported["identity"] == identity
+            return identity if is_ours and not lost_of(self.recipe, paths) else None
         choice, record = self.recipe.choices[name], read_if_there(paths.choice, Choice)
         if record is None or record["by"] != choice.by:
             return None
@@ -186,16 +188,14 @@ def _state_of(
         return state
     record = read_if_there(stage.paths.record, CheckpointRecord)
     is_ours = record is not None and record["identity"] == state.identity
-    if is_ours and (record["step"] == planned or "data_ended" in record or "selected" in record):
-        end = record["selected"]["last"] if "selected" in record else record["step"]
-        selected = words_of_selected(record)
-        skipped = f"published {selected}" if selected else words_of_skipped(record)
-        return replace(state, state="fresh", end=end, skipped=skipped)
+    lost = lost_of(stage.recipe, stage.paths) if is_ours else ""
+    is_last = is_ours and (record["step"] == planned or "data_ended" in record or "selected" in record)
+    if is_last and not lost:
+        return _fresh(state, record)
+    if lost:
+        state = _without_lost(replace(state, note=lost), max(whole_step(own), stage.begun))
     if store and state.left:
-        state = replace(state, **_elsewhere(store, state))
-        state = replace(state, is_unknown=bool(state.away) and newest_step(own) == 0)
-        if stage.settings.continues and state.start == stage.begun:
-            state = replace(state, is_fetched=(stage.parent.paths.ckpt / "weights" / ELSEWHERE).exists())
+        state = _found_elsewhere(state, stage, store)
     is_changed, note = own != run and identity_in(run) is not None, state.note
     if not note and state.start and own != run:
         note = f"trained in {own}"
@@ -211,6 +211,20 @@ def _state_of(
         state = replace(state, amendable=step)
         note = ", ".join(filter(None, (words, note)))
     return replace(state, state=stands, note=note, changed=changed)
+
+
+def _fresh(state: StageState, record: CheckpointRecord) -> StageState:
+    """Return the state of a stage whose published checkpoint is the one that is asked for."""
+    end = record["selected"]["last"] if "selected" in record else record["step"]
+    selected = words_of_selected(record)
+    skipped = f"published {selected}" if selected else words_of_skipped(record)
+    return replace(state, state="fresh", end=end, skipped=skipped)
+
+
+def _without_lost(state: StageState, start: int) -> StageState:
+    """Return a stage's state with the newest step that is whole, from which it trains again."""
+    is_less = start < state.start
+    return replace(state, start=start, **({"end": None, "skipped": ""} if is_less else {}))
 
 
 def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
@@ -235,6 +249,17 @@ def _steps(run: Path, planned: int | None, stage: Stage) -> dict[str, Any]:
     end = last_step(run, start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}
+
+
+def _found_elsewhere(state: StageState, stage: Stage, store: RemoteStore) -> StageState:
+    """Return a stage's state with the later step that a remote store holds; its note so far stays."""
+    found = _elsewhere(store, state)
+    notes = dict.fromkeys(filter(None, (state.note, found.get("note"))))
+    state = replace(state, **{**found, "note": "; ".join(notes)})
+    state = replace(state, is_unknown=bool(state.away) and newest_step(stage.training) == 0)
+    if stage.settings.continues and state.start == stage.begun:
+        state = replace(state, is_fetched=(stage.parent.paths.ckpt / "weights" / ELSEWHERE).exists())
+    return state
 
 
 def _elsewhere(store: RemoteStore, state: StageState) -> dict[str, Any]:

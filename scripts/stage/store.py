@@ -142,8 +142,16 @@ def check_owners(run: Path, group: str | None = None) -> None:
 
 
 def made_store(root: Path) -> Path:
-    """Return the store, made with the mode of the results' folder: who may add a run may add a training."""
+    """Return the store, made with the mode of the results' folder: who may add a run may add a training.
+
+    UserError for a link to nothing.
+    """
     store = root / STORE
+    if store.is_symlink() and not store.exists():
+        raise UserError(
+            f"{store}: a link to {store.readlink()}, which is not there; mount it, or remove the link to train all "
+            "stages here again"
+        )
     with suppress(FileExistsError):
         store.mkdir(parents=True)
         store.chmod(stat.S_IMODE(root.stat().st_mode))

@@ -3,12 +3,15 @@
 import base64
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from scripts.stage.paths import StagePaths
+from scripts.stage.store import take_in
 from tests.conftest import ROOT, Workflow
 from tests.recorded.identities import TABLE, identities
 
@@ -83,6 +86,20 @@ def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(r
     for stage in STAGES:
         assert any(line.split()[:2] == [stage, "fresh"] for line in plan), plan
         assert any(line.split()[:3] == [stage, "fresh", "2/2"] for line in status), status
+
+
+def test_of_a_store_that_is_gone_plan_and_snakemakes_jobs_agree_that_its_stages_train(noted):
+    for stage in STAGES:
+        take_in(noted.root / "results", StagePaths(noted.results / stage))
+    assert not noted.planned_jobs()["train"]
+    lost = (noted.results / "rlvr/ckpt/weights").resolve().parents[1]
+    lost.rename(noted.root / "away")
+    assert noted.planned_jobs()["train"] == {"rlvr", "rlhf"}
+    plan = noted.run("python", "-m", "scripts.commands", "plan").stdout
+    assert re.search(rf"^rlvr +trains again .*{lost.name}/exports/\w+ is gone", plan, re.MULTILINE), plan
+    assert re.search(r"^sft +fresh", plan, re.MULTILINE) and re.search(r"^rlhf .*rlvr comes first", plan, re.MULTILINE)
+    (noted.root / "away").rename(lost)
+    assert not noted.planned_jobs()["train"]
 
 
 def test_without_snakemakes_notes_a_changed_gate_is_judged_again_and_nothing_trains(recorded):
