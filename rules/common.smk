@@ -34,7 +34,7 @@ SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
 # Of stages that answer no held-out prompts, those whose held-out rows of written answers are measured.
 WRITTEN = [name for name in TRAINED if name not in SCORED and RECIPE.settings_of(name).validates]
 if workflow.is_main_process:
-    refuse_taken_folder(CONFIG)
+    refuse_taken_folder(CONFIG, TRAINED)
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
     if refused := problems(RECIPE, Path(RESULTS), SITE):

@@ -23,13 +23,13 @@ codecs.register_error("plain", lambda error: (PLAIN.get(error.object[error.start
 class UserError(Exception):
     """A mistake that a person can mend; the message says what, where (file, line, key) and the remedy.
 
-    Credentials in quoted text become stars. A message of more than `LONGEST` characters loses its middle.
+    Credentials in quoted text become stars, signs that a terminal obeys become escapes. A message of more than `LONGEST` characters loses its middle.
     """
 
     most = LONGEST
 
     def __init__(self, message: object) -> None:
-        super().__init__(_cut(without_credentials(str(message)), self.most))
+        super().__init__(_cut(printable(without_credentials(str(message))), self.most))
 
 
 class CutOffError(UserError):
@@ -67,6 +67,16 @@ def _cut(message: str, most: int) -> str:
     return "\n".join([*parts[:count], *more, parts[-1]])
 
 
+def printable(text: str) -> str:
+    r"""Return a text for a terminal: signs without a picture become escapes such as ``\x1b``, lines and tabs stay."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else _escaped(sign) for sign in text)
+
+
+def _escaped(sign: str) -> str:
+    """Return a character's escape sequence, as Python writes it."""
+    return sign.encode("unicode_escape").decode("ascii")
+
+
 def shortened(text: str, length: int) -> str:
     """Return a text of at most `length` characters, cut with dots."""
     return text if len(text) <= length else f"{text[: length - 3]}..."
@@ -100,7 +110,7 @@ def explain_refusal(error: OSError) -> str:
 
 def warn(says: object) -> None:
     """Print a warning."""
-    print(f"warning: {says}", file=sys.stderr, flush=True)
+    print(f"warning: {printable(str(says))}", file=sys.stderr, flush=True)
 
 
 def user_name(number: int) -> str:

@@ -9,12 +9,14 @@ from typing import Any
 from scripts.commands.project import Project, project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
+from scripts.recipe.sampling import LEAST_TEMPERATURE, is_temperature
 from scripts.rows.chat_format import pin_date
 from scripts.rows.thoughts import split_response
 from scripts.stage.paths import StagePaths
 
 HINT = "empty line: a new conversation; Ctrl-D: the end"
 LENGTH = 256
+MOST_TOKENS = 1_000_000
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -24,8 +26,7 @@ def run(arguments: argparse.Namespace) -> None:
     record = StagePaths(project.results / arguments.stage).export_record
     if not record.exists():
         raise UserError(f"stage {arguments.stage} has no export yet: {snakemake_command(record, arguments)}")
-    if (arguments.temperature or 0) < 0 or (arguments.max_new_tokens or 1) < 1:
-        raise UserError("--temperature is 0 or more, and --max-new-tokens 1 or more")
+    _check_options(arguments.temperature, arguments.max_new_tokens)
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     from scripts.evaluate.score import load_export  # noqa: PLC0415
@@ -35,7 +36,8 @@ def run(arguments: argparse.Namespace) -> None:
     pin_date(project.recipe.model.template_date)
     told = project.recipe.model.thoughts
     sampler = Sampler(*load_export(record, "auto"), **_decoding(project, arguments), told=told)
-    opening = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    system = _readable(arguments.system or "")
+    opening = [{"role": "system", "content": system}] if system else []
     messages = [*opening]
     for line in _lines():
         if not line:
@@ -57,6 +59,19 @@ def run(arguments: argparse.Namespace) -> None:
         messages.append({"role": "assistant", "content": parted.answer.strip() if parted.thoughts else parted.answer})
 
 
+def _check_options(temperature: float | None, max_new_tokens: int | None) -> None:
+    """Refuse options without a meaning; None: the option is not given."""
+    if temperature is not None and not is_temperature(temperature):
+        raise UserError(f"--temperature is 0 (greedy), or from {LEAST_TEMPERATURE:g} on, not {temperature:g}")
+    if max_new_tokens is not None and not 1 <= max_new_tokens <= MOST_TOKENS:
+        raise UserError(f"--max-new-tokens is from 1 to {MOST_TOKENS:,}, not {max_new_tokens}")
+
+
+def _readable(text: str) -> str:
+    """Return a word of the command line with a replacement sign in place of bytes that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the Sampler's settings: the stage's, over them those of held-out scores, over them the options."""
     policy = getattr(project.recipe.settings_of(arguments.stage), "policy", None)
@@ -71,7 +86,11 @@ def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of the standard input; a terminal gets a prompt, and keys to edit a line."""
+    """Yield the lines of the standard input; a terminal gets a prompt, and keys to edit a line.
+
+    Bytes that are no UTF-8 become replacement signs.
+    """
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     if is_terminal := sys.stdin.isatty():
         import readline  # noqa: F401, PLC0415
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
@@ -23,6 +24,8 @@ from scripts.slurm.stale import correct_ancient, let_inputs_pass
 from scripts.stage.paths import STORE
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
+SHARED = {"benchmarks", "samples"}
+"""Folders next to the runs', of responses and answers that runs share (rules/generate.smk, rules/sweep.smk)."""
 TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.6.1,<3"}
 """Versions in which tests pass; envs/controller.txt pins the newest."""
 
@@ -63,14 +66,22 @@ def prepare(console: Console, results: Path, site: Site) -> int:
     return call
 
 
-def refuse_taken_folder(config: Config) -> None:
-    """UserError where results without a run occupy the run's folder."""
-    folder = Path(config.results, config.run or "")
+def refuse_taken_folder(config: Config, stages: Collection[str] = ()) -> None:
+    """UserError where results without a run occupy the run's folder, or a stage's folder is one that runs share."""
+    if config.run is None:
+        for stage in SHARED & {*stages}:
+            folder = Path(config.results, stage)
+            if not (folder / "config.yaml").is_file():  # results of an earlier version stay
+                raise UserError(f"stage {stage}: {folder} is a folder that all runs share; choose another name")
+        return
+    folder = Path(config.results, config.run)
+    has_runs = any(folder.glob("*/config.yaml"))
     is_stage = (folder / "config.yaml").is_file()
-    is_ours = config.run in TAKEN_STAGES and folder.is_dir() and not any(folder.glob("*/config.yaml"))
-    is_ours = is_ours or config.run == STORE
-    if config.run and (is_stage or is_ours):
+    is_of_results = config.run in TAKEN_STAGES and folder.is_dir() and not has_runs
+    if is_stage or is_of_results or config.run == STORE:
         raise UserError(f"run={config.run}: {folder} has results of a run without a name; choose another name")
+    if config.run in SHARED and not has_runs:
+        raise UserError(f"run={config.run}: {folder} is a folder that all runs share; choose another name")
 
 
 def check_versions(*packages: str) -> None:

@@ -6,6 +6,7 @@ gives all rows the keys of any, and does not say on which line of which file a r
 
 import codecs
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ MOST_OF_A_HEADER, LONGEST_NAME = 1 << 16, 80
 SEPARATORS = (",", ";", "\t", "|")
 INDEXED = b"ARROW1"
 """How an Arrow file with an index of its batches begins; a stream does not."""
+MOST_COLUMNS = 10_000
+"""A table with more has its rows and columns mixed up, or another separator."""
 LARGEST_READ = 8 << 30  # most memory for a page of Parquet, the rows of a batch, or a list in JSON
 
 
@@ -125,12 +128,37 @@ class PublishedFile:
                 with _arrow_batches(self.path) as (schema, _):
                     names = schema.names
             elif FORMATS[self.format] == "csv":
+                self._check_header()
                 with pa.input_stream(self.path) as head:
                     names = _csv_reader(head, self).schema.names
-        if twice := next((name for name in names or () if names.count(name) > 1), None):
-            hint = f"; or {missing}" if (missing := self.csv_hint()) else ""
-            raise UserError(f"{self.shown}: has two columns {twice}; rename one{hint}")
+        if names is not None:
+            self._check_columns(names)
         return names
+
+    def _check_header(self) -> None:
+        """Refuse CSV with too many columns by its first line, before a reader is made, which takes half a minute."""
+        with pa.input_stream(self.path) as file:
+            first = file.read(BYTES).partition(b"\n")[0]
+        separator = self.reading.separator or ("\t" if self.format == ".tsv" else ",")
+        self._check_count(1 + first.count(separator.encode()))
+
+    def _check_count(self, columns: int) -> None:
+        """Refuse a table with too many columns."""
+        if columns > MOST_COLUMNS:
+            raise UserError(
+                f"{self.shown}: has more than {MOST_COLUMNS:,} columns, and no more are read; a row of the table is a "
+                "row to train on, and a column one of its fields"
+            )
+
+    def _check_columns(self, names: list[str]) -> None:
+        """Refuse a table with too many columns, or with two of one name."""
+        self._check_count(len(names))
+        counts = Counter(names)
+        twice = next((name for name in names if counts[name] > 1), None)
+        if twice is not None:
+            missing = self.csv_hint()
+            hint = f"; or {missing}" if missing else ""
+            raise UserError(f"{self.shown}: has two columns {twice}; rename one{hint}")
 
     def csv_hint(self) -> str:
         """Return what the first line of CSV shows of another separator, or of a missing header; else nothing."""
@@ -184,8 +212,32 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     yield from (batch.slice(start, rows) for start in range(0, len(batch), rows))
 
 
-def _rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """Return the rows of a table; values that `datasets` keeps as JSON become what they mean."""
+def _rows_of(batch: pa.RecordBatch) -> list[Row | RowError]:
+    """Return the rows of a table, a RowError for a row with a value that Python cannot hold."""
+    try:
+        return _values_of(batch)
+    except (ValueError, OverflowError):  # a damaged text, a date outside of the calendar, broken JSON
+        return [_row_or_error(batch.slice(number, 1)) for number in range(len(batch))]
+
+
+def _row_or_error(row: pa.RecordBatch) -> Row | RowError:
+    """Return the one row of a table, or why it cannot be read."""
+    try:
+        return _values_of(row)[0]
+    except (ValueError, OverflowError) as error:
+        for column in row.schema.names:
+            try:
+                _values_of(row.select([column]))
+            except (ValueError, OverflowError):
+                return RowError(f"column {column}: cannot be read ({error}); the file is damaged, or was written so")
+        return RowError(f"cannot be read ({error})")
+
+
+def _values_of(batch: pa.RecordBatch) -> list[Row]:
+    """Return the rows of a table; values that `datasets` keeps as JSON become what they mean.
+
+    ValueError or OverflowError for a value that Python cannot hold.
+    """
     rows = batch.to_pylist()
     for column in batch.schema:
         if _holds_json(column.type):

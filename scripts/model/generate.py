@@ -10,6 +10,7 @@ import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from transformers import GenerationConfig, TextStreamer
 
+from scripts.errors import printable
 from scripts.model.generation_settings import TOKENS
 from scripts.rows.chat_format import tokenizer_of
 from scripts.rows.prompts import Row, open_picture, pictures_of, prompt_of, render_prompt
@@ -199,5 +200,7 @@ class AnswerStreamer(TextStreamer):
         is_thought = self._reader.is_thinking(self._prompt, self._said + text)
         was_thought = self._reader.is_thinking(self._prompt, self._said)
         self._said += text
-        shown = f"{DIM}{text}{PLAIN}" if is_terminal and text and (is_thought or was_thought) else text
+        shown = printable(text) if is_terminal else text
+        if is_terminal and text and (is_thought or was_thought):
+            shown = f"{DIM}{shown}{PLAIN}"
         print(shown, end="\n" if stream_end else "", flush=True)

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.sampling import Sampling, TemplateVariables
+from scripts.recipe.sampling import Sampling, TemplateVariables, Temperature
 from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, refuse_misnamed
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Evaluation(Sampling):
     """Of tasks: most tokens of prompt and response; none: the model's limit."""
     chat_template_kwargs: TemplateVariables = Field({})
     """Variables of the chat template, such as enable_thinking."""
-    temperature: NonNegativeFloat = Field(0.0, description="0: greedy.")
+    temperature: Temperature = Field(0.0, description="0: greedy.")
     max_new_tokens: PositiveInt | None = None
     """Of a response to a held-out prompt; none: no held-out scores are taken."""
     blends: list[Name] | None = None

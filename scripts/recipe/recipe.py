@@ -5,12 +5,14 @@ Settings bear the names and meanings of NeMo-RL (``grpo.num_prompts_per_step``, 
 cluster.
 """
 
+import re
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from scripts.errors import shortened
 from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
@@ -26,6 +28,20 @@ from scripts.recipe.strict import Name, Place, Strict, invalid, matching, neares
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
 STAGES: dict[str, dict[str, type[StageSettings]]] = {name: module.STAGES for name, module in _SETTINGS.items()}
 TAKEN_STAGES, TAKEN_BLENDS = {"data", "logs", MODEL, "settings", "store"}, {"source", "filled"}
+TAKEN_FILES = {
+    "alerts.jsonl",
+    "compare.html",
+    "environments.html",
+    "overview.html",
+    "report.html",
+    "summary.csv",
+    "tasks.json",
+}
+"""Files of a run's folder, next to the stages' folders."""
+LONGEST_NAME = 200
+"""Characters of a name that becomes a file's name; file systems allow 255 bytes, and suffixes come on top."""
+REPEATED = re.compile(r"(.{1,10}?)\1{19}")
+"""Snakemake refuses a wildcard's value that repeats a piece twenty times."""
 ALGORITHMS = tuple(dict.fromkeys(algorithm for models in STAGES.values() for algorithm in models))
 
 
@@ -123,11 +139,28 @@ class Recipe(Strict):
         elif refused := without_scores(self):
             raise invalid(f"is missing: {refused}", "evaluation")
         self._scores_are_taken()
-        taken = {"stages": TAKEN_STAGES, "models": TAKEN_STAGES | self.stages.keys(), "blends": TAKEN_BLENDS}
-        for at, names in taken.items():
-            for name in names & getattr(self, at).keys():
-                raise invalid(f"the results folder has a {name}/ of its own; choose another name", f"{at}.{name}")
+        self._names_are_free()
         return self._started()
+
+    def _names_are_free(self) -> None:
+        """Refuse names that the results folder uses itself, and names that no file can have."""
+        taken = TAKEN_STAGES | TAKEN_FILES
+        taken_of = {"stages": taken, "models": taken | self.stages.keys(), "blends": TAKEN_BLENDS}
+        for at, names in taken_of.items():
+            for name in names & getattr(self, at).keys():
+                what = name if name in TAKEN_FILES else f"{name}/"
+                raise invalid(f"the results folder has a {what} of its own; choose another name", f"{at}.{name}")
+        for at in (*taken_of, "checkpoints", "choices", "sweeps"):
+            for name in getattr(self, at):
+                self._names_a_file(at, name)
+
+    def _names_a_file(self, at: str, name: str) -> None:
+        """Refuse a name that is too long for a file, or that Snakemake refuses in a path."""
+        key = f"{at}.{shortened(name, 40)}"
+        if len(name) > LONGEST_NAME:
+            raise invalid(f"has {len(name)} characters; a name has at most {LONGEST_NAME}, as it names files", key)
+        if repeated := REPEATED.search(name):
+            raise invalid(f"repeats {repeated[1]!r} twenty times, which Snakemake refuses in the name of a file", key)
 
     def _started(self) -> "Recipe":
         """Return the recipe whose stage `start` starts from the model.

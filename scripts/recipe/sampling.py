@@ -1,14 +1,33 @@
 """Settings of chat templates and of sampling, in training and for held-out scores."""
 
+import math
 from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.recipe.strict import Place, Strict
+from scripts.recipe.strict import Place, Strict, invalid
 
 OWN = "default"
 """NeMo-RL's word for the tokenizer's own chat template."""
 TemplateVariables = dict[str, bool | int | float | str]
+LEAST_TEMPERATURE = 1e-6
+"""Logits divided by less leave the range of float32, so that nothing can be drawn."""
+
+
+def is_temperature(value: float) -> bool:
+    """Whether responses can be sampled at a temperature; 0 is greedy."""
+    return value == 0 or (math.isfinite(value) and value >= LEAST_TEMPERATURE)
+
+
+def _checked(temperature: float) -> float:
+    """Refuse a temperature at which nothing can be drawn."""
+    if not is_temperature(temperature):
+        raise invalid(f"is {temperature:g}, at which nothing can be drawn; the least is {LEAST_TEMPERATURE:g}")
+    return temperature
+
+
+Temperature = Annotated[NonNegativeFloat, AfterValidator(_checked)]
+"""0, which is greedy, or a number from `LEAST_TEMPERATURE` on."""
 
 
 class Sampling(Strict):
@@ -16,7 +35,7 @@ class Sampling(Strict):
 
     gone: ClassVar = {"stop_strings": "leave it out; stop_token_ids ends responses at tokens"}
 
-    temperature: PositiveFloat = 1.0
+    temperature: Annotated[PositiveFloat, AfterValidator(_checked)] = 1.0
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: PositiveInt | None = None
     """Sample among so many likeliest tokens; none: all."""

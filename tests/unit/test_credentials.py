@@ -101,6 +101,14 @@ def test_what_only_looks_like_it_passes():
         parse_config({"recipe": value, "site": "s"})
 
 
+def test_a_message_shows_what_a_terminal_would_obey():
+    obeyed = "\x1b[2J", "\x1b]0;title\x07", "\x9b31m", "\r", "\x08", "\u202e", "\u2028", "\ud800"
+    for text in obeyed:
+        message = str(UserError(f"stages.{text}: unknown\n\tsecond line"))
+        assert text not in message and message.isascii() and message.endswith(": unknown\n\tsecond line")
+    assert str(UserError("Größe ≥ 1, 模型 🚂")) == "Größe ≥ 1, 模型 🚂"
+
+
 def test_a_message_for_people_never_holds_it():
     for form in FORMS.values():
         if "api_key=" in form and "://" not in form:

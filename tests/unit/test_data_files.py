@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.source import FolderSource, HubSource
+from scripts.rows.jsonl import RowError
 from tests.conftest import SHORT, refusal
 from tests.hub import Hub, turn_client
 
@@ -261,6 +263,31 @@ def test_a_damaged_arrow_file_is_fine_or_one_message(tmp_path):
             except UserError as error:
                 told += str(error).startswith("train.arrow: cannot be read as arrow: ")
     assert told > 40
+
+
+def test_a_value_that_cannot_be_read_is_an_error_of_its_row(tmp_path):
+    path = tmp_path / "train.parquet"
+    texts = pa.array([b"one", b"t\xffwo", b"three"]).cast(pa.string(), safe=False)
+    days = pa.array([0, 0, 2**62]).cast(pa.timestamp("s"), safe=False)
+    pq.write_table(pa.table({"text": texts, "day": days}), path)
+    (batch,) = PublishedFile(path, path.name).batches([])
+    first, second, third = batch.rows
+    assert first["text"] == "one"
+    assert isinstance(second, RowError) and str(second).startswith("column text: cannot be read (")
+    assert isinstance(third, RowError) and str(third).startswith("column day: cannot be read (")
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.tsv", "train.parquet"])
+def test_a_table_of_very_many_columns_is_refused_at_once(name, tmp_path):
+    path, columns = tmp_path / name, [f"c{number}" for number in range(20_000)]
+    if name.endswith("parquet"):
+        pq.write_table(pa.table({column: pa.array(["x"]) for column in columns}), path)
+    else:
+        separator = "," if name.endswith("csv") else "\t"
+        path.write_text(f"{separator.join(columns)}\n{separator.join('x' for _ in columns)}\n")
+    began = time.process_time()
+    assert f"{name}: has more than 10,000 columns" in refusal(PublishedFile(path, name).columns)
+    assert time.process_time() - began < 2
 
 
 def test_values_that_datasets_keeps_as_json_are_what_they_mean(tmp_path):

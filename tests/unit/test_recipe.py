@@ -31,6 +31,12 @@ def test_the_tiny_recipe_is_valid_and_ordered_by_parents():
     assert recipe.evaluation_blends() == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
 
+def test_a_name_that_no_file_can_have_is_refused(refused):
+    longest = "".join(f"{number:04d}" for number in range(50))
+    message = refused("tiny", ("  rlhf:\n    algorithm", f"  {longest}x:\n    algorithm"))
+    assert "has 201 characters; a name has at most 200" in message
+
+
 @cases("recipe.mistakes", "recipe", "old", "new", "says")
 def test_a_mistake_is_one_clear_message_with_line_key_and_nearest_name(refused, recipe, old, new, says):
     message = refused(recipe, (old, new))

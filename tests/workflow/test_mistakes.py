@@ -165,6 +165,24 @@ def test_a_run_named_as_a_stage_that_is_there(monkeypatch, tmp_path):
     assert refusal(refuse_taken_folder, data).startswith("run=data: results/data has ")
 
 
+@pytest.mark.parametrize("name", ["samples", "benchmarks"])
+def test_a_run_or_a_stage_named_as_a_folder_that_runs_share(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    without_run, of_name = parse_config(config), parse_config(config | {"run": name})
+    shared = f"results/{name} is a folder that all runs share; choose another name"
+    assert refusal(refuse_taken_folder, of_name) == f"run={name}: {shared}"
+    assert refusal(refuse_taken_folder, without_run, ["sft", name]) == f"stage {name}: {shared}"
+    refuse_taken_folder(parse_config(config | {"run": "mine"}), ["sft", name])
+    refuse_taken_folder(without_run, ["sft"])
+    # Results of an earlier version, which refused nothing, stay usable.
+    earlier = tmp_path / "results" / name
+    (earlier / "sft").mkdir(parents=True)
+    (earlier / "sft/config.yaml").touch()
+    (earlier / "config.yaml").touch()
+    refuse_taken_folder(without_run, ["sft", name])
+
+
 @pytest.mark.parametrize("mistake", COMMANDS)
 def test_on_the_command_line(mistake, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
