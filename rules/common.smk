@@ -8,6 +8,7 @@ from scripts.errors import UserError
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
+from scripts.commands.alerts import refuse_secrets
 from scripts.commands.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
 from scripts.commands.doctor import problems
@@ -37,6 +38,7 @@ if workflow.is_main_process:
     refuse_taken_folder(CONFIG, TRAINED)
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
+    refuse_secrets(CONFIG.alerts)
     if refused := problems(RECIPE, Path(RESULTS), SITE):
         raise UserError("\n  ".join(refused))
     sync_configs(RECIPE, Path(RESULTS))

@@ -23,7 +23,8 @@ codecs.register_error("plain", lambda error: (PLAIN.get(error.object[error.start
 class UserError(Exception):
     """A mistake that a person can mend; the message says what, where (file, line, key) and the remedy.
 
-    Credentials in quoted text become stars, signs that a terminal obeys become escapes. A message of more than `LONGEST` characters loses its middle.
+    Credentials in quoted text become stars, signs that a terminal obeys become escapes. A message of more than
+    `LONGEST` characters loses its middle.
     """
 
     most = LONGEST

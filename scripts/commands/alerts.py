@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,8 +45,7 @@ class Messenger:
     def start(self) -> None:
         """Start the process that delivers; UserError for an address that no file may hold."""
         if self.alerts:
-            for url in self.alerts.urls:
-                refuse_secret(url)
+            refuse_secrets(self.alerts)
             options = ["--alerts", self.alerts.model_dump_json(), "--results", self.results, "--call", str(self.call)]
             command = [sys.executable, "-m", "scripts.commands.alerts", *options]
             self.sender = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)  # noqa: S603
@@ -91,6 +91,14 @@ class Messenger:
             done = f"{self.workflow.scheduler.finished_jobs} of {len(self.workflow.dag)} jobs done"
             self._tell(f"Snakemake ends, {done}")
             self.sender.communicate(timeout=LIMIT)
+
+
+def refuse_secrets(alerts: Alerts | None) -> None:
+    """UserError for addresses that no file may hold, as far as Apprise is installed here; None: no alerts are set."""
+    if alerts is None or find_spec("apprise") is None:
+        return
+    for url in alerts.urls:
+        refuse_secret(url)
 
 
 def refuse_secret(url: str) -> None:

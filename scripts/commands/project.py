@@ -75,6 +75,10 @@ def project_of(arguments: argparse.Namespace) -> Project:
         config = load_config(file, (read_if_there(Path(config.folder, NOTED), dict[str, Any]) or {}) | given)
     if "run" in given and not Path(config.folder).exists():
         print(f"{config.folder}: no such run yet; the recipe is {config.recipe}", file=sys.stderr)
+    if config.alerts and config.alerts.urls:
+        from scripts.commands.alerts import refuse_secrets  # noqa: PLC0415 (needs Snakemake's packages)
+
+        refuse_secrets(config.alerts)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
     return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results), config.store)

@@ -3,8 +3,9 @@
 import os
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from scripts.recipe.address import alert_address, store_address
 from scripts.recipe.strict import Name, Place, Strict, Text, matching
 
 
@@ -19,7 +20,9 @@ class Tracking(Strict):
 class Alerts(Strict):
     """Tell a person that a stage ends, stalls, fails or is stopped by its gate, or that Snakemake ends or dies."""
 
-    urls: list[Text] = Field([], description="Apprise URLs without a credential, such as ntfy://ntfy.sh/topic.")
+    urls: list[Annotated[Text, AfterValidator(alert_address)]] = Field(
+        [], description="Apprise URLs without a credential, such as ntfy://ntfy.sh/topic."
+    )
     urls_from: list[matching(r"^[A-Za-z_]\w*$")] = Field([], description="Environment variables with Apprise URLs.")
     command: list[Text] = Field([], description="Program and arguments; the message is its standard input.")
 
@@ -27,7 +30,9 @@ class Alerts(Strict):
 class Store(Strict):
     """A store of trainings beyond this tree, which projects and clusters share (docs/remote.md)."""
 
-    remote: Place = Field(description="URL for fsspec: s3://bucket/prefix, gs://..., sftp://host/path, or a folder.")
+    remote: Annotated[Place, AfterValidator(store_address)] = Field(
+        description="URL for fsspec: s3://bucket/prefix, gs://..., sftp://host/path, or a folder."
+    )
     push: list[Literal["published", "exports", "last"]] = Field(["published"])
     """Copies published checkpoints with exports, exports alone, or the last checkpoint while a stage trains."""
     mb_per_second: PositiveFloat | None = None

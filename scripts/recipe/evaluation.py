@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.sampling import Sampling, TemplateVariables, Temperature
+from scripts.recipe.sampling import Sampling, Temperature, TemplateVariables
 from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, refuse_misnamed
 
 if TYPE_CHECKING:

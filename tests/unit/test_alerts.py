@@ -95,6 +95,14 @@ def test_a_url_without_a_secret_is_taken_and_one_of_nobody_refused():
     [
         ({"urls": ["json://me:c4n4ry-pass@host/x"]}, "holds a password in an address"),
         ({"command": ["curl", "-H", "Authorization: Bearer c4n4ryc4n4ry"]}, "holds a bearer token"),
+        ({"urls": ["json://host/hooks/c4n4ry0123456789abcdefgh"]}, "alerts.urls.0: holds a word that may be a token"),
+        ({"urls": ["ntfy://c4n4ry0123456789abcdefgh@ntfy.sh/t"]}, "alerts.urls.0: holds a word that may be a token"),
+        ({"urls": ["json://host/c4c4c4c4-1234-1234-1234-0c4c4c4c4c45"]}, "holds a word that may be a token"),
+        ({"urls": ["json://host/?x=C4n4RYuiopASDFGHjkl"]}, "holds a word that may be a token"),
+        ({"urls": ["json://host/x#c4n4ry0123456789abcdefgh"]}, "holds a word that may be a token"),
+        ({"urls": ["form://host/?:note=c4n4ry"]}, "sets a header or a field of the message"),
+        ({"urls": ["json://host/?method=post&%3Anote=c4n4ry"]}, "sets a header or a field of the message"),
+        ({"urls": ["json://host/?+X-Note=c4n4ry"]}, "sets a header or a field of the message"),
         ({"urls_from": ["slack://c4n4ry/B/C"]}, "alerts.urls_from"),
         ({"url": "ntfy://ntfy.sh/topic"}, "did you mean urls?"),
     ],
@@ -102,3 +110,42 @@ def test_a_url_without_a_secret_is_taken_and_one_of_nobody_refused():
 def test_the_config_refuses_secrets_and_slips(alerts, says):
     said = refusal(parse_config, CONFIG | {"alerts": alerts})
     assert says in said
+    assert "c4n4ry" not in said.lower() or "urls_from" in alerts
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ntfy://ntfy.sh/my-training-2026-runs",
+        "ntfys://host/TeamAlertsOfTheCluster",
+        "json://training-receiver.example.org/api/v2/alerts?format=text",
+        "mailto://mail.example.org?from=stagecoach@example.org&to=somebody@example.org",
+        "syslog://localhost",
+    ],
+)
+def test_the_config_has_addresses_whose_words_are_names(url):
+    assert parse_config(CONFIG | {"alerts": {"urls": [url]}}).alerts.urls == [url]
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        "s3://bucket/prefix?AWSAccessKeyId=c4n4ry",
+        "az://container/prefix?sas=c4n4ry",
+        "s3://bucket/prefix#c4n4ry",
+        "s3://c4n4ry0123456789abcdefgh@bucket/prefix",
+        "simplecache::s3://bucket/prefix?client=c4n4ry",
+    ],
+)
+def test_the_address_of_a_store_has_no_options_and_no_token(remote):
+    said = refusal(parse_config, CONFIG | {"store": {"remote": remote}})
+    assert said.startswith("config/config.yaml: store.remote: h") and "environment (docs/remote.md)" in said
+    assert "c4n4ry" not in said
+
+
+@pytest.mark.parametrize(
+    "remote",
+    ["s3://runs-2026-11/llm-v2", "sftp://me@host:2222/srv/store", "hf://datasets/org/name@main/x", "/mnt/store"],
+)
+def test_the_address_of_a_store_names_its_place(remote):
+    assert parse_config(CONFIG | {"store": {"remote": remote}}).store.remote == remote

@@ -268,7 +268,7 @@ def test_a_damaged_arrow_file_is_fine_or_one_message(tmp_path):
 def test_a_value_that_cannot_be_read_is_an_error_of_its_row(tmp_path):
     path = tmp_path / "train.parquet"
     texts = pa.array([b"one", b"t\xffwo", b"three"]).cast(pa.string(), safe=False)
-    days = pa.array([0, 0, 2**62]).cast(pa.timestamp("s"), safe=False)
+    days = pa.array([0, 0, 2**62]).cast(pa.timestamp("ms"), safe=False)
     pq.write_table(pa.table({"text": texts, "day": days}), path)
     (batch,) = PublishedFile(path, path.name).batches([])
     first, second, third = batch.rows

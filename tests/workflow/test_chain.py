@@ -76,7 +76,9 @@ def test_chat_answers_as_the_stage_was_scored_and_says_where_an_answer_was_cut(f
 
 @pytest.mark.slow
 def test_chat_reads_bytes_that_are_no_utf_8_and_refuses_options_without_a_meaning(finished):
-    asked = r"""printf 'caf\xe9?\n\n\xff\xfe\xed\xa0\x80\n' | stagecoach chat rlvr1 --system $'\xff' --max-new-tokens 1"""
+    asked = (
+        r"""printf 'caf\xe9?\n\n\xff\xfe\xed\xa0\x80\n' | stagecoach chat rlvr1 --system $'\xff' --max-new-tokens 1"""
+    )
     done = finished.run("bash", "-c", asked)
     assert done.stdout.count("(cut after 1 tokens; more by --max-new-tokens)") == 2
     for option, value in (("--temperature", "1e-320"), ("--temperature", "nan"), ("--max-new-tokens", "9" * 30)):
