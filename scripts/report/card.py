@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from scripts.errors import UserError
+from scripts.errors import UserError, printable
 from scripts.files import sha256_text, write_text
 from scripts.model.hugging_face import config_of, tensors_of
 from scripts.program import run_command_line
@@ -24,6 +24,11 @@ from scripts.stage.publish import code_among
 from scripts.stage.tables import ROLLOUTS, read_table
 
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
+ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "`": "&#96;", "://": "&#58;//", "www.": "www&#46;", "@": "&#64;"}
+"""What a page shows as it stands in place of a sign that begins HTML, code, or an address; the first comes first."""
+MARKUP = re.compile(r"[\\|\[\]*~]|(?<![^\W_])_|_(?![^\W_])|^[#+=-]")
+"""A sign that is markup where it stands; an underscore within a word is none."""
+NUMBERED = re.compile(r"^(\d+)([.)])")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FOLDER, NO_ROWS = "folder", {"train": {}, "validation": {}}
 
@@ -46,6 +51,7 @@ def model_card(
     results = [*_results(evaluation, "validation"), *_results(test, "test"), *_benchmark_results(benchmarks)]
     card = ModelCard.from_template(
         _metadata(chain, results, license_id, base_model),
+        plain=markdown_text,
         attribution=attribution,
         rows_seen=_rows_seen,
         scored=read_table(link.paths.rollouts, ROLLOUTS)["split"].value_counts().to_pylist() if evaluation else [],
@@ -75,6 +81,15 @@ def model_card(
         lineage=chain_text(chain),
     )
     return ModelCard(_without_folders(str(card), chain))  # read again: metadata, model index and all
+
+
+def markdown_text(text: object) -> str:
+    """Return a text that Markdown shows as it stands, on one line: no markup, HTML or address of it works."""
+    shown = printable(str(text).replace("\r", " ").replace("\n", " ").replace("\t", " "))
+    for sign, entity in ENTITIES.items():
+        shown = shown.replace(sign, entity)
+    escaped = MARKUP.sub(r"\\\g<0>", shown)
+    return NUMBERED.sub(r"\1\\\2", escaped)
 
 
 def _without_folders(text: str, chain: list[Link]) -> str:

@@ -1,5 +1,6 @@
 """A stage's model card tells what its records tell; a push brings exactly the recorded export and the card to the hub."""
 
+import html
 import os
 import re
 import subprocess
@@ -8,13 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 
 from scripts.commands.push import push as push_link
 from scripts.commands.push import verified_link
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
-from scripts.report.card import model_card
+from scripts.report.card import markdown_text, model_card
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_name
 from tests import programs
@@ -102,6 +104,33 @@ def test_no_name_breaks_a_table_or_adds_a_tag_or_link(chain):
     assert lineage.count("```") == 2
     rows = [line for line in tables.splitlines() if line.startswith("| rlvr1 |") or line.startswith("| a ")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {6, 8} and len(rows) == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "**bold** _leant_ ~~gone~~ *a* __b__",
+        "![picture](https://example.org/x.png) [link][ref] <https://example.org>",
+        "see https://example.org and www.example.org, @somebody",
+        "&lt;b&gt; &amp; <b>",
+        "`code` ``more``",
+        "# title",
+        "- item",
+        "1. item",
+        "2) item",
+        "+ item",
+        "===",
+        "back\\slash \\* \\[",
+        "math_with_judge_simple_agent, 3 > 2, a|b",
+    ],
+)
+def test_markdown_shows_a_text_as_it_stands(text):
+    markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    shown = markdown.render(markdown_text(text))
+    assert re.fullmatch(r"<p>[^<]*</p>\n", shown), shown
+    assert html.unescape(shown[3:-5]) == text
+    addresses = re.findall(r"https?://|www\.", markdown_text(text))
+    assert not addresses, "which the hub would make links of"
 
 
 def test_a_card_of_scores_of_another_export_is_refused_and_one_without_scores_says_so(chain):
