@@ -1,7 +1,10 @@
 """The command `stagecoach`: what people type, from wherever in a clone they are."""
 
+import os
+import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.commands import init
 from scripts.commands.arguments import command_parser
 from tests import programs
 from tests.conftest import ROOT
@@ -150,3 +154,52 @@ def test_outside_of_a_project_it_says_so_in_one_line(clone, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     is_missing = f"error: {tmp_path}/config/config.yaml: no such file; "
     assert done.stderr == f"{is_missing}cd to a project, or make one: stagecoach init my-project\n"
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["a new folder", "an empty folder"])
+def test_init_that_was_killed_anywhere_is_completed_by_the_next(is_there, tmp_path):
+    whole = files_below(project_made(tmp_path / "whole"))
+    killed = 0
+    for number in range(4, 200, 9):
+        target = tmp_path / f"struck{number}"
+        if is_there:
+            target.mkdir()
+        killed += made_until(target, number)
+        if not is_there:
+            assert not target.exists() or files_below(target) == whole, "all of a project or nothing"
+            shutil.rmtree(target, ignore_errors=True)
+        assert files_below(project_made(target)) == whole
+        assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
+    assert killed > 3
+
+
+def project_made(target: Path) -> Path:
+    """Make a project; its folder."""
+    init.run(Namespace(directory=target, recipe="tiny", site=None))
+    return target
+
+
+def files_below(folder: Path) -> set[str]:
+    """The files of a project, but for those that a user puts there."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def made_until(target: Path, number: int) -> bool:
+    """Begin a project in a process that dies at a change of a file; whether there were so many changes."""
+    child = os.fork()
+    if child == 0:
+        changes = {"open", "os.mkdir", "os.rename", "os.symlink", "os.remove"}
+        count = 0
+
+        def die(event: str, arguments: tuple) -> None:
+            nonlocal count
+            of_project = event in changes and str(target.parent) in str(arguments[0])
+            count += of_project
+            if of_project and count == number:
+                os._exit(9)
+
+        sys.addaudithook(die)
+        project_made(target)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status) == 9
