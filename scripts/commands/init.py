@@ -93,6 +93,7 @@ def _move_into(target: Path, fresh: Path) -> None:
         if place.is_dir() and not place.is_symlink():  # of a call that was killed
             shutil.rmtree(place)
         path.replace(place)
+    fresh.rmdir()
     fsync_directory(target)
     mark.unlink()
 
