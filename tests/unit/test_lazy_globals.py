@@ -20,7 +20,7 @@ from scripts.processes import OnceAProcess
 from tests.conftest import ROOT
 from tests.lazy_globals import forget, found_in, in_scripts
 
-LISTED = yaml.safe_load((ROOT / "tests/lazy_globals.yaml").read_text())
+LISTED = yaml.safe_load((ROOT / "tests/unit/lazy_globals.yaml").read_text())
 THREADS = 16
 TEMPLATE = "{% for message in messages %}{{ message.content }}<|end|>{% endfor %}"
 FIRST_CALLS = {
