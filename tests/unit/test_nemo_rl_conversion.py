@@ -78,7 +78,7 @@ def convert(tmp_path, monkeypatch):
 
 def exports(tmp_path) -> list[str]:
     folder = tmp_path / "rlvr1/run/exports"
-    return [path.name for path in folder.iterdir()] if folder.exists() else []
+    return [path.name for path in folder.iterdir() if path.is_dir()] if folder.exists() else []
 
 
 def test_a_conversion_that_failed_leaves_nothing_in_the_way_of_the_next(convert, tmp_path):
