@@ -76,6 +76,7 @@ _is_hooked: list[bool] = []
 def noting_side_effects(file: Path) -> Iterator[SideEffects]:
     """Note what a file's code writes outside of the folder for temporary files, and prints, while a block runs."""
     if not _is_hooked:
+        tempfile.gettempdir()  # its first call opens a file under a lock, for which the hook below would wait for ever
         _is_hooked.append(True)
         sys.addaudithook(_hear)
     noted = SideEffects(file)

@@ -6,6 +6,7 @@ import random
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from difflib import SequenceMatcher
@@ -282,6 +283,20 @@ def test_the_preflight_says_what_an_environment_writes_and_prints(own, tmp_path,
     assert output == "" and f"{path}:{first} writes scores.txt; {path}:{first + 1} writes cache" in warned
     assert f"{path}:{first + 5} prints 200002 characters: so it does at each response" in warned
     assert len(warned) < 15_000 and "temporary" not in warned and "/dev/null" not in warned
+
+
+def test_what_writes_a_file_goes_on_in_a_process_that_has_made_no_temporary_file(tmp_path):
+    program = """
+        import tempfile
+        from pathlib import Path
+        from scripts.rewards.side_effects import noting_side_effects
+        assert tempfile.tempdir is None, "another import asked for it, so nothing is shown here"
+        with noting_side_effects(Path(__file__)):
+            open("written.txt", "w").close()
+    """
+    command = [sys.executable, "-c", "__file__ = 'mine.py'\n" + textwrap.dedent(program)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=60)
 
 
 def test_limits_lie_within_one_another_and_cost_little():
