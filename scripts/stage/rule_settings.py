@@ -147,7 +147,7 @@ def write_settings(recipe: Recipe, results: Path) -> None:
 
 def _written(path: Path) -> Settings:
     """Return the values of a settings file; none where it is missing, damaged or no file."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, RecursionError):
         values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return values if isinstance(values, dict) else {}
     return {}
