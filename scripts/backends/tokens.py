@@ -10,6 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.errors import printable
 from scripts.processes import end_with, process_start
 from scripts.recipe.model import RandomModel
 from scripts.records import ShownRow, ShownTokens
@@ -117,5 +118,5 @@ def _part(part: ShownTokens, coloured: bool) -> str:
 
 def _visible(text: str) -> str:
     """Return a token's text on a single line, without control characters."""
-    text = text.replace("\n", "⏎")
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    on_one_line = text.replace("\n", "⏎").replace("\t", "\\t")
+    return printable(on_one_line)
