@@ -206,47 +206,48 @@ FAULTS_BEFORE = {"none": sound, "truncated body": cut_short}
 
 
 @contextmanager
-def serving(fault: Fault) -> Iterator[str]:
-    """Serve with a fault on a port of loopback; its address."""
+def _listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Serve each connection to a port of loopback in a thread of its own; the port."""
+
+    def accept(listening: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listening.accept()
+                threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
-
-        def serve(connection: socket.socket) -> None:
-            with connection, suppress(OSError, ValueError):
-                request = request_of(connection)
-                if request is not None:
-                    fault(connection, request)
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listening.accept()
-                    threading.Thread(target=serve, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
+        threading.Thread(target=accept, args=(listening,), daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield listening.getsockname()[1]
         finally:
             listening.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
+def serving(fault: Fault) -> Iterator[str]:
+    """Serve with a fault on a port of loopback; its address."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError, ValueError):
+            request = request_of(connection)
+            if request is not None:
+                fault(connection, request)
+
+    with _listening(serve) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
 def speaking_no_tls() -> Iterator[str]:
     """Answer the start of TLS with random bytes; the address, of https."""
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
 
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = listening.accept()
-                    with connection, suppress(OSError):
-                        connection.recv(1 << 16)
-                        connection.sendall(os.urandom(4096))
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            connection.recv(1 << 16)
+            connection.sendall(os.urandom(4096))
 
-        threading.Thread(target=accept, daemon=True).start()
-        try:
-            yield f"https://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
+    with _listening(serve) as port:
+        yield f"https://127.0.0.1:{port}"
 
 
 @contextmanager
