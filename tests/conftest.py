@@ -71,6 +71,19 @@ def globals_are_forgotten(request):
 
 
 @pytest.fixture(autouse=True)
+def environment_is_restored():
+    """Variables that a test or a library within it sets are gone after it.
+
+    TRL sets LOCAL_RANK for vLLM, for example, and accelerate then takes every later process for one of several ranks.
+    """
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
 def own_environments_are_forgotten():
     """An environment that a test registers rewards no row of another test."""
     before = sys.modules.get("scripts.rewards.registry")
