@@ -23,6 +23,7 @@ from scripts.files import read_json
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).parents[1]
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SHORT = Path(__file__).with_name("short.yaml")
 EVERY_DAY = re.compile(
     r"tests/(unit/|workflow/test_(catalog|chain|docs_commands|edits|mistakes|resume)\."
@@ -71,16 +72,15 @@ def globals_are_forgotten(request):
 
 
 @pytest.fixture(autouse=True)
-def environment_is_restored():
-    """Variables that a test or a library within it sets are gone after it.
-
-    TRL sets LOCAL_RANK for vLLM, for example, and accelerate then takes every later process for one of several ranks.
-    """
-    before = dict(os.environ)
+def the_test_is_no_rank_afterwards():
+    """TRL sets these variables for vLLM, and accelerate then takes every later process for one of several ranks."""
+    before = {name: os.environ.get(name) for name in OF_A_RANK}
     yield
-    if os.environ != before:
-        os.environ.clear()
-        os.environ.update(before)
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture(autouse=True)
