@@ -21,7 +21,7 @@ else:  # this file was fetched by Git: the code is the installed package's, of t
         stagecoach.snakefile(version)
     sys.path.insert(0, str(stagecoach.ROOT))
 
-from scripts.slurm.console import Console
+from scripts.controller.console import Console
 
 CONSOLE = Console(workflow)
 CONSOLE.install()

@@ -37,7 +37,7 @@ MADE = "data/best/generated"
 LOOP = """
 import sys, time, torch
 from scripts.evaluate.score import load_export
-from scripts.generated.sample import prompts_in
+from scripts.sampling.sample import prompts_in
 from scripts.model.generate import end_tokens
 from scripts.rows.prompts import render_prompt
 from pathlib import Path
@@ -107,15 +107,15 @@ def commands_of(results: Path, folder: Path, store: Path) -> list[list[str | Pat
     held_out = ["--held-out", results / "data/prompts/val-split.jsonl"]
     samples = [
         [
-            *(*program, "scripts.generated.sample", *common, *exported, *held_out, "--shard", f"{number}-of-2"),
+            *(*program, "scripts.sampling.sample", *common, *exported, *held_out, "--shard", f"{number}-of-2"),
             *("--output", folder / f"samples/{number}-of-2.parquet"),
         ]
         for number in (1, 2)
     ]
     responses = [folder / f"samples/{number}-of-2.parquet" for number in (1, 2)]
-    judge = [*program, "scripts.generated.judge", *common, "--responses", *responses, "--store", store]
+    judge = [*program, "scripts.sampling.judge", *common, "--responses", *responses, "--store", store]
     judge += ["--output", folder / "judged.parquet"]
-    select = [*program, "scripts.generated.select", *common, "--judged", folder / "judged.parquet", "--sampled"]
+    select = [*program, "scripts.sampling.select", *common, "--judged", folder / "judged.parquet", "--sampled"]
     select += [path.with_suffix(".json") for path in responses]
     select += ["--makers", results / "sft/hf/record.json", "--output", folder]
     return [*samples, judge, select]

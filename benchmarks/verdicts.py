@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.common import ROOT, command_line, head, row
-from scripts.generated.sample import RESPONSES
+from scripts.sampling.sample import RESPONSES
 
 PROMPTS, SAMPLES = 10, 4
 STRUCK_PROMPTS, STRUCK_SECONDS = 160, 0.004
@@ -80,7 +80,7 @@ HELPER = """def is_good(response):
 STRIKER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from scripts.generated import judge as judging
+from scripts.sampling import judge as judging
 
 def judge(asked):
     left = asked["at"]
@@ -216,7 +216,7 @@ class Project:
 
     def judge(self, store: str) -> list[tuple[float | None, str | None]]:
         """Judge the responses; return rewards and reasons of no verdict."""
-        words = [sys.executable, "-m", "scripts.generated.judge", *self.command(store, "out/judged.parquet")]
+        words = [sys.executable, "-m", "scripts.sampling.judge", *self.command(store, "out/judged.parquet")]
         done = subprocess.run(words, cwd=self.folder, text=True, capture_output=True, check=False)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)

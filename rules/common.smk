@@ -8,11 +8,11 @@ from scripts.errors import UserError
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
-from scripts.commands.alerts import refuse_secrets
-from scripts.commands.prepare import prepare, refuse_taken_folder
+from scripts.controller.alerts import refuse_secrets
+from scripts.controller.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
 from scripts.commands.doctor import problems
-from scripts.slurm.stale import date_results
+from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.model import MODEL
 from scripts.stage.paths import STORE

@@ -98,7 +98,7 @@ rule sample:
         store=f"{CONFIG.results}/samples",
         group=group_options(),
     shell:
-        "{params.python:q} -m scripts.generated.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        "{params.python:q} -m scripts.sampling.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
         " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --gates {input.gates:q} --shard {wildcards.shard:q}"
         " --engine {params.engine} --threads {threads} --accelerator {params.accelerator:q} --store {params.store:q}"
         " {params.group:q} --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
@@ -137,7 +137,7 @@ rule judge:
         store=f"{CONFIG.results}/samples",
         group=group_options(),
     shell:
-        "python -m scripts.generated.judge --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        "python -m scripts.sampling.judge --recipe {params.recipe:q} --blend {wildcards.blend:q}"
         " --prompts {input.prompts:q} --responses {input.responses:q} --ranker {input.ranker:q} --store {params.store:q}"
         " --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
         " {params.group:q} --output {output:q} 2>&1 | (tee -p {log:q} || :)"
@@ -164,7 +164,7 @@ rule select:
         recipe=CONFIG.recipe,
         directory=subpath(output.rows, parent=True),
     shell:
-        "python -m scripts.generated.select --recipe {params.recipe:q} --blend {wildcards.blend:q}"
+        "python -m scripts.sampling.select --recipe {params.recipe:q} --blend {wildcards.blend:q}"
         " --prompts {input.prompts:q} --judged {input.judged:q} --sampled {input.counts:q} --makers {input.makers:q}"
         " --output {params.directory:q} 2> {log:q}"
         " && cp {input.settings:q} {params.directory:q}"

@@ -3,7 +3,7 @@ from importlib.util import find_spec
 from shutil import which
 
 from scripts.backends.protocol import backend_of
-from scripts.commands.alerts import Messenger
+from scripts.controller.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project, store_refusals
 from scripts.commands.doctor import doubts, lacking_rows

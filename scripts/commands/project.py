@@ -76,7 +76,7 @@ def project_of(arguments: argparse.Namespace) -> Project:
     if "run" in given and not Path(config.folder).exists():
         print(f"{config.folder}: no such run yet; the recipe is {config.recipe}", file=sys.stderr)
     if config.alerts and config.alerts.urls:
-        from scripts.commands.alerts import refuse_secrets  # noqa: PLC0415 (needs Snakemake's packages)
+        from scripts.controller.alerts import refuse_secrets  # noqa: PLC0415 (needs Snakemake's packages)
 
         refuse_secrets(config.alerts)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)

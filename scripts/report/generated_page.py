@@ -18,7 +18,7 @@ BINS = 20
 
 def main(
     manifest: Annotated[Path, "the blend's manifest.json"],
-    selection: Annotated[Path, "what scripts.generated.select found"],
+    selection: Annotated[Path, "what scripts.sampling.select found"],
     output: Annotated[Path, "HTML"],
 ) -> None:
     """Write the page of a generated blend."""

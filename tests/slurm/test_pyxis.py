@@ -172,7 +172,7 @@ def test_the_script_for_vllm_of_an_image_runs_its_python_in_the_project(chain):
     python = chain.root / "vllm-python"
     python.write_text(script)
     python.chmod(0o755)
-    said = "import os; from scripts.generated.sample import ENGINES; print(*ENGINES, os.environ['IMAGE_SAYS'])"
+    said = "import os; from scripts.sampling.sample import ENGINES; print(*ENGINES, os.environ['IMAGE_SAYS'])"
     step = shlex.join([*("srun", "--quiet", "--chdir", str(chain.root), str(python), "-c"), said])
     job = ["sbatch", "--wait", "--nodes=1", f"--output={chain.root}/said", f"--wrap={step}"]
     subprocess.run(job, env=chain.environment, check=True, capture_output=True)

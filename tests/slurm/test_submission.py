@@ -21,7 +21,7 @@ SNAKEFILE = """\
 import sys
 from pathlib import Path
 sys.path.insert(0, workflow.basedir)
-from scripts.slurm.console import Console
+from scripts.controller.console import Console
 from scripts.slurm.executor import use_executor
 from scripts.slurm.resources import light_resources, training_resources
 from scripts.recipe.load import load_recipe, load_site

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scripts.commands.alerts import DEATH, LIMIT, refuse_secret
+from scripts.controller.alerts import DEATH, LIMIT, refuse_secret
 from scripts.recipe.load import parse_config
 from scripts.records import read_lines
 from tests.conftest import ROOT, refusal
@@ -19,7 +19,7 @@ CONFIG = {"recipe": "r.yaml", "site": "s.yaml"}
 
 def deliver(folder, alerts: dict, *events: tuple[str, str], **environment: str) -> str:
     """What the process says on its errors; the event CALL is the end of a call."""
-    command = [sys.executable, "-m", "scripts.commands.alerts", "--alerts", json.dumps(alerts)]
+    command = [sys.executable, "-m", "scripts.controller.alerts", "--alerts", json.dumps(alerts)]
     given = "".join(json.dumps({"event": event, "text": text}) + "\n" for event, text in events)
     done = subprocess.run(
         [*command, "--results", str(folder), "--call", CALL],

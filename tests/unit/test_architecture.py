@@ -39,10 +39,11 @@ MAY_IMPORT = {
     "stage": STAGE,
     "report": STAGE,
     "evaluate": EVALUATE,
-    "generated": EVALUATE,
+    "sampling": EVALUATE,
     "backends": BACKENDS,
     "train": BACKENDS,
-    "commands": BACKENDS | {"train", "report"},
+    "controller": STAGE,
+    "commands": BACKENDS | {"train", "report", "controller"},
 }
 # File names that several rooms may use: a backend's modules, by which others find it, and the programs of its steps.
 OF_BACKENDS = {"settings", "backend", "train", "training", "export"}
@@ -72,7 +73,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.evaluate.turns",
     "scripts.evaluate.score",
     "scripts.evaluate.tasks",
-    "scripts.generated.vllm_engine",
+    "scripts.sampling.vllm_engine",
     "scripts.backends.trl.probe",
 }
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from scripts.controller.console import Console, job_line, shortened
 from scripts.errors import UserError
-from scripts.slurm.console import Console, job_line, shortened
 from tests.conftest import refusal
 
 

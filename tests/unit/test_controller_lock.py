@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from snakemake.persistence.file import FilePersistence
 
+from scripts.controller.controller_lock import keep_locks_of_others, remove_dead_lock
 from scripts.processes import process_start
-from scripts.slurm.controller_lock import keep_locks_of_others, remove_dead_lock
 
 
 @pytest.fixture

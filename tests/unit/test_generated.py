@@ -12,13 +12,13 @@ import yaml
 from scripts.commands.plan import check_budget, plan_text
 from scripts.commands.project import Project
 from scripts.data.fill import FILES
-from scripts.generated import select as selecting
-from scripts.generated.judge import JUDGED
-from scripts.generated.kept import Kept
-from scripts.generated.sample import is_response, prompts_of, sample
-from scripts.generated.select import Selection
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe, load_site
+from scripts.sampling import select as selecting
+from scripts.sampling.judge import JUDGED
+from scripts.sampling.kept import Kept
+from scripts.sampling.sample import is_response, prompts_of, sample
+from scripts.sampling.select import Selection
 from scripts.stage.tables import write_table
 from tests.conftest import ROOT, refusal
 

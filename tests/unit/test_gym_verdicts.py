@@ -9,10 +9,10 @@ import yaml
 
 from scripts.commands.gym_verdicts import doubtful
 from scripts.files import write_json
-from scripts.generated.judge import JUDGED
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.sampling.judge import JUDGED
 from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.tables import write_table
 from tests import programs

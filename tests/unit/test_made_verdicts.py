@@ -14,16 +14,16 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.generated import judge as judging
-from scripts.generated.kept import Kept, folder_of_answers
-from scripts.generated.sample import RESPONSES, is_response, sample
-from scripts.generated.select import NOT_FINITE, Selection
-from scripts.generated.verdicts import is_verdict
 from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_recipe
 from scripts.records import LeftUnjudged, read_record
 from scripts.rewards import judging_code, registry
 from scripts.rewards.judging_code import code_of, code_of_file
+from scripts.sampling import judge as judging
+from scripts.sampling.kept import Kept, folder_of_answers
+from scripts.sampling.sample import RESPONSES, is_response, sample
+from scripts.sampling.select import NOT_FINITE, Selection
+from scripts.sampling.verdicts import is_verdict
 from scripts.stage.rule_settings import UNJUDGED, settings_files
 from scripts.stage.tables import read_table, write_table
 from tests.conftest import ROOT, refusal

@@ -123,7 +123,7 @@ def test_a_mistake_of_a_recipe_has_its_line(tmp_path, old, new):
 
 @pytest.mark.parametrize("text", ["recipe: 2026-13-45", "1: 2", BOMB + "recipe: *a11", "recipe: !!int x"])
 def test_a_config_that_snakemake_cannot_read_is_one_message(tmp_path, monkeypatch, text):
-    from scripts.slurm.console import Console
+    from scripts.controller.console import Console
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config").mkdir()

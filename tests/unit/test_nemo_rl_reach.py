@@ -19,7 +19,7 @@ from scripts.backends.nemo_rl.backend import BACKEND
 from scripts.backends.nemo_rl.checkpoints import batches_taken, generated_steps, reach_of, reached, sure_step
 from scripts.backends.nemo_rl.train import RaySub
 from scripts.backends.protocol import StopRequest
-from scripts.commands.retries import reason_to_stop
+from scripts.controller.retries import reason_to_stop
 from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe

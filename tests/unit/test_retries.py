@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.commands.retries import NO_MORE, Retries, reason_to_stop
+from scripts.controller.retries import NO_MORE, Retries, reason_to_stop
 from scripts.slurm.jobs import note_submission, read_call, write_call
 from scripts.stage.attempts import begin_attempt, end_attempt
 

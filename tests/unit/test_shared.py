@@ -126,7 +126,7 @@ def test_a_refusal_names_owner_group_and_mode_and_what_to_say(folder):
 @as_root
 def test_a_dead_colleagues_lock_of_snakemake_is_removed_and_a_living_ones_is_not(folder):
     program = (
-        "from pathlib import Path; from scripts.slurm.controller_lock import remove_dead_lock\n"
+        "from pathlib import Path; from scripts.controller.controller_lock import remove_dead_lock\n"
         "print(remove_dead_lock(Path(sys.argv[1])))\n"
         "(Path(sys.argv[1]) / 'locks').mkdir(exist_ok=True)\n"
         "(Path(sys.argv[1]) / 'locks/0.input.lock').touch()\n"

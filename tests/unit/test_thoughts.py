@@ -14,10 +14,6 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_parent, unfinished_thoughts
-from scripts.generated.judge import judge
-from scripts.generated.kept import Kept
-from scripts.generated.select import UNFINISHED, Selection
-from scripts.generated.verdicts import Judges, asked_of, is_verdict
 from scripts.recipe.blend import Blend
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
@@ -31,6 +27,10 @@ from scripts.rewards.gym import output_items
 from scripts.rewards.registry import SPECS, own_metrics, register, reward_groups, scores
 from scripts.rows.chat_format import SHIPPED, ChatFormat, compiled_template, marks_answers, pin_date, prints_date
 from scripts.rows.thoughts import ResponseReader, as_message, begun_by, split_response
+from scripts.sampling.judge import judge
+from scripts.sampling.kept import Kept
+from scripts.sampling.select import UNFINISHED, Selection
+from scripts.sampling.verdicts import Judges, asked_of, is_verdict
 from tests import pretrained
 from tests.conftest import SHORT
 

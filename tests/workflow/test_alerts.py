@@ -12,7 +12,7 @@ import yaml
 
 from benchmarks.striking.chain import Chain
 from benchmarks.striking.kinds import Kind, light_recipe
-from scripts.commands.alerts import DEATH, LIMIT
+from scripts.controller.alerts import DEATH, LIMIT
 from tests.programs import until
 from tests.receiver import serving
 

@@ -26,7 +26,6 @@ from scripts.backends.trl import distillation_trainer, grpo_trainer
 from scripts.evaluate.tasks import run_harness, settings_of, settings_of_model
 from scripts.evaluate.turns import EpisodeRunner
 from scripts.files import describe_files, link_to, read_json, write_json
-from scripts.generated import sample
 from scripts.model.generate import Sampler
 from scripts.model.generation_settings import (
     ABOUT_THE_FILE,
@@ -41,6 +40,7 @@ from scripts.model.processor import load_processor
 from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.resolve import training_config
+from scripts.sampling import sample
 from scripts.stage.publish import export_name
 from scripts.stage.tables import ROLLOUTS, read_table
 from tests.conftest import ROOT, SHORT

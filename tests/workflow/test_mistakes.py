@@ -14,8 +14,8 @@ from snakemake import cli
 
 from scripts.commands.doctor import lacking_rows, other_version, problems
 from scripts.commands.plan import dry_run_text, plan_text
-from scripts.commands.prepare import refuse_taken_folder
 from scripts.commands.project import Project
+from scripts.controller.prepare import refuse_taken_folder
 from scripts.errors import UserError
 from scripts.files import write_json
 from scripts.model.trainable import check_templates

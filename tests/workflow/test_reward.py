@@ -25,11 +25,11 @@ from scripts.backends.trl.measuring import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
-from scripts.generated.judge import scores_by  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.rows.chat_format import ChatFormat  # noqa: E402
 from scripts.rows.examples import preference_of  # noqa: E402
 from scripts.rows.prompts import as_chat, render  # noqa: E402
+from scripts.sampling.judge import scores_by  # noqa: E402
 from scripts.stage.publish import export_checkpoint, publish_checkpoint  # noqa: E402
 from scripts.stage.rundir import Checkpoint  # noqa: E402
 from scripts.stage.stage import Stage  # noqa: E402

@@ -233,7 +233,7 @@ def test_results_from_the_future_hide_no_edit_and_fail_no_job(copied):
 
 
 MADE = """
-from scripts.slurm.stale import let_inputs_pass
+from scripts.controller.stale import let_inputs_pass
 
 let_inputs_pass()
 

@@ -116,7 +116,7 @@ def test_vllm_reads_a_row_as_we_do_whether_it_gets_messages_or_tokens(architectu
 ENGINE = """
 import json, sys
 from pathlib import Path
-from scripts.generated.vllm_engine import VllmEngine
+from scripts.sampling.vllm_engine import VllmEngine
 rows, found = json.loads(sys.argv[2]), []
 for temperature in (0.0, 1.0):
     engine = VllmEngine(Path(sys.argv[1]), max_new_tokens=8, temperature=temperature, seed=1)

@@ -23,12 +23,12 @@ from snakemake import exceptions
 from snakemake.io import strip_wildcard_constraints
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from scripts.controller.controller_lock import holders
 from scripts.errors import UserError, explain_refusal, write_any_text
 from scripts.recipe.config import Config
 from scripts.recipe.load import check_stage_name
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.yaml_file import read_yaml
-from scripts.slurm.controller_lock import holders
 
 SNAKEMAKE = "snakemake.logging"
 CONFIG = Path("config/config.yaml")

@@ -19,7 +19,7 @@ AT_ONCE = 4096
 
 
 class VllmEngine:
-    """vLLM as an engine of scripts.generated.sample: prompts of a prefix side by side, each response by its own seed.
+    """vLLM as an engine of scripts.sampling.sample: prompts of a prefix side by side, each response by its own seed.
 
     Equal seeds give equal responses only as far as vLLM's batches are invariant (its VLLM_BATCH_INVARIANT). The model
     is shared by all GPUs of the node by tensor parallelism. No GPU has tried it.

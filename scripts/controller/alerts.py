@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from scripts.commands.retries import RULE, logger
+from scripts.controller.retries import RULE, logger
 from scripts.credentials import without_credentials
 from scripts.errors import UserError
 from scripts.files import append_json, read_tail
@@ -47,7 +47,7 @@ class Messenger:
         if self.alerts:
             refuse_secrets(self.alerts)
             options = ["--alerts", self.alerts.model_dump_json(), "--results", self.results, "--call", str(self.call)]
-            command = [sys.executable, "-m", "scripts.commands.alerts", *options]
+            command = [sys.executable, "-m", "scripts.controller.alerts", *options]
             self.sender = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)  # noqa: S603
             atexit.register(self._end)
             with suppress(Exception), (self.results / "alerts.jsonl").open("a") as record:  # published meanwhile

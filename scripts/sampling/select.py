@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
 from scripts.files import open_atomically, sha256_file, sha256_text, write_json
-from scripts.generated.judge import JUDGED
-from scripts.generated.sample import prompts_in
 from scripts.program import run_command_line
 from scripts.recipe.blend import Blend
 from scripts.recipe.generated import Best, Pairs
@@ -25,6 +23,8 @@ from scripts.records import ExportRecord, SampledShard, read_record
 from scripts.rows.messages import Row, closing_text, tools_of
 from scripts.rows.prompts import PICTURE, prompt_of
 from scripts.rows.thoughts import Told, as_message
+from scripts.sampling.judge import JUDGED
+from scripts.sampling.sample import prompts_in
 from scripts.stage.tables import read_table
 
 Response = dict[str, Any]

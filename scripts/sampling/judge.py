@@ -9,9 +9,6 @@ import pyarrow as pa
 
 from scripts.errors import UserError, warn
 from scripts.files import canonical_json, sha256_text, write_json
-from scripts.generated.kept import Kept, folder_of_answers, is_finite
-from scripts.generated.sample import RESPONSES, prompts_in
-from scripts.generated.verdicts import Asked, Judges, asked_of, is_verdict, renewed
 from scripts.program import run_command_line
 from scripts.recipe.generated import Rank, judging_of
 from scripts.recipe.load import load_recipe
@@ -26,6 +23,9 @@ from scripts.rows.jsonl import environment_named
 from scripts.rows.messages import Row, tools_of
 from scripts.rows.prompts import prompt_of, render
 from scripts.rows.thoughts import Told, split_response
+from scripts.sampling.kept import Kept, folder_of_answers, is_finite
+from scripts.sampling.sample import RESPONSES, prompts_in
+from scripts.sampling.verdicts import Asked, Judges, asked_of, is_verdict, renewed
 from scripts.stage.rule_settings import UNJUDGED
 from scripts.stage.store import group_number
 from scripts.stage.tables import read_table, write_table

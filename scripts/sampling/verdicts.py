@@ -10,7 +10,6 @@ import httpx2
 
 from scripts.errors import warn
 from scripts.files import sha256_text
-from scripts.generated.kept import Kept, is_finite
 from scripts.recipe.gym_release import GymServer
 from scripts.rewards.gym_yaml import agents_of, configured
 from scripts.rewards.judging_code import code_of, files_hash
@@ -18,6 +17,7 @@ from scripts.rewards.registry import spec_of
 from scripts.rewards.verdict import Unjudged
 from scripts.rows.jsonl import environment_named
 from scripts.rows.messages import Row
+from scripts.sampling.kept import Kept, is_finite
 
 if TYPE_CHECKING:
     from scripts.recipe.evaluation import Evaluation

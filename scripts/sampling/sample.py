@@ -15,7 +15,6 @@ import pyarrow as pa
 from scripts.errors import LongError
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import canonical_json, sha256_text, write_json
-from scripts.generated.kept import Kept, folder_of_answers, parsed, read_trusted
 from scripts.installed import version_of
 from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_asked
 from scripts.program import run_command_line
@@ -29,14 +28,15 @@ from scripts.rows.jsonl import environment_named, read_rows
 from scripts.rows.kinds import KINDS
 from scripts.rows.messages import Row
 from scripts.rows.thoughts import Told
+from scripts.sampling.kept import Kept, folder_of_answers, parsed, read_trusted
 from scripts.stage.consistency import exported_model
 from scripts.stage.paths import StagePaths
 from scripts.stage.store import group_number
 from scripts.stage.tables import write_table
 
 if TYPE_CHECKING:
-    from scripts.generated.vllm_engine import VllmEngine
     from scripts.model.generate import Sampler
+    from scripts.sampling.vllm_engine import VllmEngine
 
     Engine = Sampler | VllmEngine
 
@@ -122,7 +122,7 @@ def engine_of(
     logging.disable_progress_bar()
     decoding = {key: value for key, value in decoding.items() if key != OF_TURNS}
     if name == "vllm":
-        from scripts.generated.vllm_engine import VllmEngine  # noqa: PLC0415
+        from scripts.sampling.vllm_engine import VllmEngine  # noqa: PLC0415
 
         return VllmEngine(exported_model(export), **decoding, told=told)
     from scripts.evaluate.score import load_export  # noqa: PLC0415

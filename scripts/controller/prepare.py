@@ -8,7 +8,10 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from scripts.commands.retries import Retries
+from scripts.controller.console import Console
+from scripts.controller.controller_lock import keep_locks_of_others, remove_dead_lock
+from scripts.controller.retries import Retries
+from scripts.controller.stale import correct_ancient, let_inputs_pass
 from scripts.errors import UserError
 from scripts.files import check_readable
 from scripts.installed import version_of
@@ -17,10 +20,7 @@ from scripts.recipe.config import Config
 from scripts.recipe.recipe import TAKEN_STAGES
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
-from scripts.slurm.console import Console
-from scripts.slurm.controller_lock import keep_locks_of_others, remove_dead_lock
 from scripts.slurm.jobs import export_orphans
-from scripts.slurm.stale import correct_ancient, let_inputs_pass
 from scripts.stage.paths import STORE
 
 SNAKEMAKE, SLURM_PLUGIN = "snakemake", "snakemake-executor-plugin-slurm"
