@@ -6,6 +6,8 @@ cluster.
 """
 
 import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Any, Literal, Union
 
@@ -20,6 +22,7 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation, without_scores
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, VALIDATED, CheckpointOf, Choice, expand
 from scripts.recipe.generated import checked_in
+from scripts.recipe.graph import Graph, RowsNode
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
@@ -116,6 +119,26 @@ class Recipe(Strict):
     left_out: SkipJsonSchema[tuple[Name, ...]] = ()
     """The stages that `start` leaves out."""
 
+    @cached_property
+    def graph(self) -> Graph:
+        """The nodes: pretrained models, stages, checkpoints, choices and rows."""
+        own = {MODEL: self.model} if isinstance(self.model, PretrainedModel) else {}
+        return Graph(
+            stages=self.stages,
+            checkpoints=self.checkpoints,
+            choices=self.choices,
+            sweeps=self.sweeps,
+            models=self.models | own,
+            blends=self.blends,
+            evaluation=self.evaluation,
+        )
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> "Recipe":
+        """Return a copy with other values, whose graph is made of these."""
+        copied = super().model_copy(update=update, deep=deep)
+        copied.__dict__.pop("graph", None)
+        return copied
+
     @model_validator(mode="before")
     @classmethod
     def _expand_sweeps(cls, data: Any) -> Any:
@@ -174,15 +197,13 @@ class Recipe(Strict):
         refuse_misnamed("start", "stage", self.start, self.stages, self.sweeps)
         fresh = {start: self.stages[start].model_copy(update={"parent": None, "continues": None}) for start in starts}
         recipe = self.model_copy(update={"stages": self.stages | fresh})
-        lineages = {name: self._lineage(name) for name in self.stages}
-        before = set().union(*(lineages[start] for start in starts)) - set().union(*map(recipe._lineage, starts))
-        kept = {name for name, lineage in lineages.items() if starts & lineage or not before & lineage}
-        stages = {name: stage for name, stage in recipe.stages.items() if name in kept}
+        # What the starts need no longer, and what needs that by another way than through a start.
+        before = set().union(*(self._trained_for(start) - recipe._trained_for(start) for start in starts))
+        stages = {name: each for name, each in recipe.stages.items() if not before & recipe._trained_for(name)}
+        left_out = tuple(stage.name for stage in self.graph.order if stage.name not in stages)
         checkpoints = {name: each for name, each in self.checkpoints.items() if each.stage in stages}
-        used = {blend for stage in stages.values() for blend in self.prompts_behind(stage.blend)}
-        used |= {*self.evaluation_blends()}
-        left_out = tuple(name for name in self.stage_order() if name not in stages)
-        unused = {blend for name in left_out for blend in self.prompts_behind(self.stages[name].blend)} - used
+        used = {*self.graph.scored_rows, *self._rows_behind(stages)}
+        unused = {rows.name for rows in self._rows_behind(left_out) - used}
         left = {
             "stages": stages,
             "blends": {name: blend for name, blend in self.blends.items() if name not in unused},
@@ -195,6 +216,14 @@ class Recipe(Strict):
         for start in starts:
             stages[start].check_in(recipe, start)
         return recipe
+
+    def _trained_for(self, name: str) -> set[str]:
+        """Return a stage with the stages, checkpoints and choices that it needs."""
+        return {start.name for start in self.graph[name].lineage if start.trained}
+
+    def _rows_behind(self, stages: Iterable[str]) -> set[RowsNode]:
+        """Return the rows that stages train on, with the rows of their prompts."""
+        return {each for stage in stages for rows in self.graph[stage].rows for each in rows.lineage}
 
     def _lineage(self, name: str) -> set[str]:
         """Return a stage, checkpoint or choice with all ancestors."""

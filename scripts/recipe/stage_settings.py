@@ -15,7 +15,7 @@ from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.lost_texts import TextKind
-from scripts.recipe.model import ThoughtMarks
+from scripts.recipe.model import MODEL, ThoughtMarks
 from scripts.recipe.source import Share
 from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
@@ -231,6 +231,8 @@ class StageSettings(Training):
         "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
     }
     default_seed: ClassVar[int | None] = 0
+    takes_model: ClassVar[bool] = False
+    """Whether without a parent it starts from the export of the recipe's pretrained model, where that is one."""
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
     is_rewarded_here: ClassVar[bool] = True
@@ -332,7 +334,7 @@ class StageSettings(Training):
 
     def starts_from_export(self, recipe: "Recipe") -> bool:
         """Whether the stage starts from its parent's or the pretrained model's export."""
-        return self.parent is not None
+        return self.parent is not None or (self.takes_model and MODEL in recipe.graph.models)
 
     @property
     def shuffles_rows(self) -> bool:

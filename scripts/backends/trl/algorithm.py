@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.errors import UserError
-from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import OWN, Tokenizer
 from scripts.recipe.source import Share
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
@@ -180,6 +180,7 @@ class TrlSettings(StageSettings):
 
     ADDED = ("data", "stop_when")
     READS = ("template_date",)
+    takes_model = True
 
     @classmethod
     def __pydantic_init_subclass__(cls, **more: Any) -> None:
@@ -220,10 +221,6 @@ class TrlSettings(StageSettings):
             when = {name: getattr(self.section, name) for name in ("val_period", "val_batches")}
             values["stop_when"] |= when
         return values
-
-    def starts_from_export(self, recipe: "Recipe") -> bool:
-        """Whether the start is a parent's export or a pretrained model's."""
-        return self.parent is not None or isinstance(recipe.model, PretrainedModel)
 
     @property
     def shuffles_rows(self) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from scripts.model.hugging_face import tensors_of
-from scripts.recipe.model import PretrainedModel
 from scripts.recipe.source import Share
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import Name, Strict, invalid
@@ -103,9 +102,10 @@ class MergeSettings(StageSettings, MergeTraining):
         """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", ("mergekit", "torch"))
 
-    def starts_from_export(self, recipe: "Recipe") -> bool:
-        """Whether a base is needed and is there: the parent's export or a pretrained model's."""
-        return self.merging.has_base and (self.parent is not None or isinstance(recipe.model, PretrainedModel))
+    @property
+    def takes_model(self) -> bool:
+        """Whether a base is needed, which without a parent is the recipe's pretrained model."""
+        return self.merging.has_base
 
     def first_model(self, recipe: "Recipe") -> dict[str, Any]:
         """Return no model: the roles are the start."""
