@@ -2,7 +2,7 @@
 from importlib.util import find_spec
 from shutil import which
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.controller.alerts import Messenger
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project, store_refusals

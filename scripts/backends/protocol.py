@@ -16,7 +16,6 @@ from typing import Any, Self
 
 from scripts.errors import UserError
 from scripts.files import write_text
-from scripts.installed import backend_module
 from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
@@ -309,11 +308,6 @@ class Backend:
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
         """Return a sentence on a process's memory ("": not estimated), and whether the stage fits (None: perhaps)."""
         return "", True
-
-
-def backend_of(name: str) -> Backend:
-    """Return the named backend."""
-    return backend_module(name, "backend").BACKEND
 
 
 def write_job(path: Path, job: TrainingJob) -> None:

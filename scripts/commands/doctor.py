@@ -11,7 +11,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scripts.backends.protocol import Finding, backend_of
+from scripts.backends.by_name import backend_of
+from scripts.backends.protocol import Finding
 from scripts.commands.gym_verdicts import doubtful
 from scripts.commands.project import Project, project_of, store_refusals
 from scripts.errors import UserError

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.commands.doctor import doubts, lacking_rows, refusals
 from scripts.commands.project import Project, project_of, store_refusals
 from scripts.commands.status import aligned

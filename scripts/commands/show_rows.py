@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.backends.tokens import text_of_rows, without_torch
 from scripts.commands.project import project_of, snakemake_command
 from scripts.errors import UserError

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.backends.tokens import without_torch
 from scripts.errors import UserError
 from scripts.files import read_json

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Annotated
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.data.hub import download, open_snapshot
 from scripts.errors import UserError
 from scripts.files import copy_file, describe_files, file_inside, link_or_copy, temporary_directory

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop

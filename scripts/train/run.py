@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from scripts.backends.protocol import Allocation, StopRequest, TrainingJob, backend_of
+from scripts.backends.by_name import backend_of
+from scripts.backends.protocol import Allocation, StopRequest, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
 from scripts.recipe.config import Store

@@ -1,12 +1,15 @@
 """The rooms' arrows run one way, and the controller needs neither torch nor Ray."""
 
 import ast
+import fnmatch
 import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -68,6 +71,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.model.loading",
     "scripts.model.merge",
     "scripts.model.processor",
+    "scripts.backends.trl.collectives",
     "scripts.backends.trl.ranks",
     "scripts.model.generate",
     "scripts.evaluate.turns",
@@ -84,22 +88,107 @@ def module_name(path: Path) -> str:
 
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
 NAMES = {module_name(path) for path in MODULES}
+BACKEND_MODULES = {"scripts.backends.trl.backend", "scripts.backends.nemo_rl.backend"}
+UNKNOWN = "*"
+"""What stands for a part of a module's name that only a run tells."""
+LOADERS = {
+    "import_module": lambda name, *_: name,
+    "__import__": lambda name, *_: name,
+    "backend_module": lambda _, part: f"scripts.backends.{UNKNOWN}.{part}",
+}
+LOOKED_FOR = {"scripts.controller.retries": "scripts.train.run"}
+"""A program's name that a module compares with the command lines of processes, and does not import."""
+PLUGINS = {
+    "scripts.installed": "scripts.rewards.environments.*",
+    "scripts.recipe.recipe": "scripts.backends.*.settings",
+}
+"""What a module finds by name in a room that it may not import: packages that are added without a change of it."""
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The modules of scripts/ that a module imports, inside functions too, and the names in them."""
+@cache
+def imported(path: Path) -> set[str]:
+    """The modules of scripts/ that a module imports, also inside functions, but for those for annotations alone."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("scripts."))
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scripts"):
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & NAMES - {module_name(path)}
+
+
+@cache
+def imported_by_name(path: Path) -> set[str]:
+    """The modules of scripts/ that a module imports by their names: patterns such as ``scripts.backends.*.backend``.
+
+    The names are arguments of `import_module` and `backend_module`, or texts of tables (``module`` and
+    ``module:function``). A text behind ``-m`` starts a process and imports nothing.
+    """
+    tree = ast.parse(path.read_text())
+    constants = constants_of(tree)
+    started = {second for first, second in neighbours(tree) if text_of(first, constants) == "-m"}
+    patterns = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called_name(node) in LOADERS:
+            patterns.add(LOADERS[called_name(node)](*(text_of(argument, constants) for argument in node.args)))
+        elif isinstance(node, ast.Constant | ast.JoinedStr) and node not in started:
+            named = text_of(node, constants).partition(":")[0]
+            patterns |= {named} & NAMES
+    patterns.discard(LOOKED_FOR.get(module_name(path)))
+    found = {name for pattern in patterns - {UNKNOWN} for name in fnmatch.filter(NAMES, pattern)}
+    return found - {module_name(path)}
+
+
+def constants_of(tree: ast.Module) -> dict[str, str]:
+    """The texts that a module's names stand for."""
+    found = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        target, value = node.targets[0], node.value
+        is_pair = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        pairs = zip(target.elts, value.elts, strict=False) if is_pair else [(target, value)]
+        found |= {ast.unparse(name): text_of(text, found) for name, text in pairs}
+    return found
+
+
+def text_of(node: ast.AST, constants: dict[str, str]) -> str:
+    """The text that an expression stands for, with ``*`` in place of what only a run tells."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part, constants) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return text_of(node.value, constants)
+    return constants.get(ast.unparse(node), UNKNOWN)
+
+
+def neighbours(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """The items of lists and tuples that follow one another."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.List | ast.Tuple):
+            yield from pairwise(node.elts)
+
+
+def called_name(call: ast.Call) -> str:
+    """The name of what is called, without the module before it."""
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def rooms_of(names: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in names}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_imports_run_one_way(path):
-    rooms = {name.split(".")[1] for name in imported(ast.parse(path.read_text())) if name != "scripts"}
     own = module_name(path).split(".")[1]
-    assert rooms - {own} <= MAY_IMPORT[own]
+    assert rooms_of(imported(path)) - {own} <= MAY_IMPORT[own]
+    plugins = imported_by_name(path) - {name for name in NAMES if name.split(".")[1] in {own, *MAY_IMPORT[own]}}
+    assert plugins == {name for name in NAMES if fnmatch.fnmatch(name, PLUGINS.get(module_name(path), ""))}
 
 
 def test_no_room_imports_the_demos_rows():
@@ -110,17 +199,30 @@ def test_no_two_rooms_may_import_each_other():
     TopologicalSorter({room: rooms - {room} for room, rooms in MAY_IMPORT.items()}).prepare()
 
 
-def modules_imported(path: Path) -> set[str]:
-    """The other modules that a module imports, but for those for annotations alone."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            node.body = []
-    return {*imported(tree)} & NAMES - {module_name(path)}
-
-
 def test_no_files_import_each_other_in_a_circle():
-    TopologicalSorter({module_name(path): modules_imported(path) for path in MODULES}).prepare()
+    """Imports by name count, which a linter does not see."""
+    TopologicalSorter({module_name(path): imported(path) | imported_by_name(path) for path in MODULES}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('import_module("scripts.stage.store")', {"scripts.stage.store"}),
+        ('importlib.import_module(f"scripts.backends.{name}.backend")', BACKEND_MODULES),
+        ('BACKENDS = "scripts.backends"\nimport_module(f"{BACKENDS}.{name}.backend")', BACKEND_MODULES),
+        ('def f():\n    return backend_module(name, "backend")', BACKEND_MODULES),
+        ('TABLE = {"a": "scripts.stage.store:open"}', {"scripts.stage.store"}),
+        ('PROGRAM = "scripts.stage.store"\nresolve_name(f"{PROGRAM}:open")', {"scripts.stage.store"}),
+        ('command = [sys.executable, "-m", "scripts.stage.store"]', set()),
+        ("import_module(found)", set()),
+    ],
+)
+def test_an_import_by_name_is_seen(text, found, tmp_path, monkeypatch):
+    monkeypatch.setattr("tests.unit.test_architecture.ROOT", tmp_path)
+    path = tmp_path / "scripts/new.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert imported_by_name(path) == found
 
 
 def test_a_file_name_stands_in_one_room():

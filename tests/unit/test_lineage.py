@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from scripts.backends.protocol import backend_of
+from scripts.backends.by_name import backend_of
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.backends.by_name import backend_of
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.places import check_model
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import backend_of
 from scripts.errors import UserError
 from scripts.files import describe_files, write_json
 from scripts.model.processor import make_tokenizer

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob, backend_of, read_job, write_job
+from scripts.backends.by_name import backend_of
+from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob, read_job, write_job
 from scripts.backends.trl.cluster import train_apart
 from scripts.errors import CutOffError, UserError
 from scripts.files import (

@@ -21,8 +21,8 @@ def explained(failures, folder) -> UserError:
     """What is raised for the errors of these ranks; a tuple stands for a RankError of these arguments."""
     from ray.train import WorkerGroupError
 
-    from scripts.backends.trl.cluster import RankError
     from scripts.backends.trl.driver import cause_of
+    from scripts.backends.trl.rank_error import RankError
 
     errors = {rank: RankError(*told) if isinstance(told, tuple) else told for rank, told in failures.items()}
     return cause_of(WorkerGroupError("sixty lines", errors), folder)

@@ -3,7 +3,6 @@
 import shlex
 import sys
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict
@@ -28,9 +27,6 @@ from scripts.rows.chat_format import prints_date, tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render_prompt
 from scripts.stage.stage import Stage
-
-DRIVER = "scripts.backends.nemo_rl.train"
-"""The module that starts drivers, imported where needed: TensorBoard takes a moment to load."""
 
 
 class ImageFile(TypedDict, total=False):
@@ -58,7 +54,9 @@ class NemoRl(Backend):
                 f"{job.stage}: NeMo-RL trains in a Slurm job: snakemake --profile slurm, and a site with a slurm "
                 "section"
             )
-        import_module(DRIVER).train(job, allocation)
+        from scripts.backends.nemo_rl import train  # noqa: PLC0415 - TensorBoard takes a moment to load
+
+        train.train(job, allocation)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Leave nodes to the check of parallelism."""
@@ -151,8 +149,10 @@ class NemoRl(Backend):
         """Return ray.sub's variables and the driver's command."""
         if site.nemo_rl is None:
             return super().command_text(stage, site)
+        from scripts.backends.nemo_rl.train import launch_of  # noqa: PLC0415 - as above
+
         job = TrainingJob.of(stage, max_num_steps=stage.planned or 0, threads=site.threads, stop=StopRequest())
-        launch = import_module(DRIVER).launch_of(job, site)
+        launch = launch_of(job, site)
         if stage.planned is None:
             launch = replace(launch, max_num_steps=f"unknown until the rows of {stage.settings.blend} are there")
         cpus = site.slurm.cpus_per_node or "those of the job on a node"

@@ -115,8 +115,6 @@ class TrlTraining(Training):
     data: TrainingData = TrainingData()
     policy: Policy
 
-    trainer: ClassVar[str]
-    """Module and function that make TRL's trainer of a job, as pkgutil.resolve_name takes them."""
     metrics: ClassVar[dict[str, str]] = {
         "loss": "loss",
         "grad_norm": "grad_norm",

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
-from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart, train_here
+from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
 from scripts.backends.trl.doubts import (
     cut_answers,
     tokens_without_rows,
@@ -20,6 +19,7 @@ from scripts.backends.trl.doubts import (
 )
 from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
+from scripts.backends.trl.this_process import train_here
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
 from scripts.backends.trl.trial import try_batch
 from scripts.backends.trl.versions import missing_reporter, problem_of
@@ -116,7 +116,9 @@ class Trl(Backend):
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
         """Train in this process, in several processes of the node, or on several nodes; merge in this process."""
         if job.settings.kind is None:
-            import_module("scripts.backends.trl.merge_weights").merge_exports(job)
+            from scripts.backends.trl.merge_weights import merge_exports  # noqa: PLC0415 - it loads torch
+
+            merge_exports(job)
             return
         if allocation.site is not None:
             site, (accelerator, processes) = allocation.site, devices_of(allocation.site)

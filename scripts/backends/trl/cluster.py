@@ -20,13 +20,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import psutil
 
 from scripts.backends.protocol import Allocation, TrainingJob, write_job
+from scripts.backends.trl.rank_error import RankError, explain
 from scripts.errors import CutOffError, LongError, UserError
 from scripts.files import read_json
 from scripts.processes import PARENT, end_session
@@ -34,13 +33,6 @@ from scripts.recipe.site import Slurm
 from scripts.slurm.client import Job, client_environment, retry_unreachable, show, step_command
 
 NO_RAY = re.compile(r"Failed to start Ray|Timed out waiting|already started|Command failed|[Ee]rror: ")
-
-
-def train_here(job: TrainingJob) -> None:
-    """Train in this process; peft spares the import of bitsandbytes, a second, in a stage without 4 bits."""
-    if "bitsandbytes" not in job.settings.packages:
-        sys.modules.setdefault("bitsandbytes", None)
-    import_module("scripts.backends.trl.train").train_rank(job)
 
 
 def train_apart(job: TrainingJob, run: Callable[[Path], None]) -> None:
@@ -171,39 +163,3 @@ def raise_outcome(place: Path, logs: Path) -> None:
     says = found[0] if found else f"the driver was killed, by somebody or by the system for lack of memory; see {logs}"
     port = " (is the port of slurm.ports.gcs in the site free?)" if "'--head'" in says else ""
     raise CutOffError(re.sub(r"Command '.*' returned", f"`ray start`{port} returned", says))
-
-
-@dataclass(eq=False)
-class RankError(Exception):
-    """The end of a rank: a message for people, or a traceback; made by positional arguments, to be pickled.
-
-    `cut_off`: the cause lies outside, and the next attempt may succeed. `follows`: a consequence of another rank's
-    loss.
-    """
-
-    rank: int
-    host: str
-    text: str
-    for_user: bool
-    cut_off: bool = False
-    follows: bool = False
-
-
-def explain(failures: dict[int, Exception], place: Path) -> UserError:
-    """Return the cause among the ranks' failures, once, rather than its consequences.
-
-    A failure that is no RankError means a lost process; ``rank_N`` in `place` names its host.
-    """
-    explained = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and cause.for_user}
-    gone = {rank: cause for rank, cause in failures.items() if not isinstance(cause, RankError)}
-    own = {rank: cause for rank, cause in failures.items() if isinstance(cause, RankError) and not cause.follows}
-    rank, cause = min((explained or gone or own or failures).items())
-    if rank in explained:
-        return (CutOffError if cause.cut_off else UserError)(f"{cause.text} (rank {rank} on {cause.host})")
-    if rank in gone:
-        file = place / f"rank_{rank}"
-        host = file.read_text(encoding="utf-8") if file.exists() else "an unknown host"
-        told = re.search(r"^The actor (?:is dead|died) because .*?(?= Some common causes|$)", str(cause), re.MULTILINE)
-        how = told[0] if told else " ".join(str(cause).split())[:300]
-        return CutOffError(f"rank {rank} on {host} is gone, killed or out of memory: {how}")
-    return LongError(f"rank {rank} on {cause.host} failed:\n{cause.text.rstrip()}")

@@ -17,7 +17,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from scripts.backends.protocol import read_job
-from scripts.backends.trl.cluster import RankError, explain
+from scripts.backends.trl.rank_error import RankError, explain
 from scripts.backends.trl.ranks import collectives_of, train_as_rank
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json

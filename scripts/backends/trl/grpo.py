@@ -99,7 +99,6 @@ class GrpoLoss(Strict):
 class GrpoTraining(RolloutTraining):
     """Reinforcement learning."""
 
-    trainer = "scripts.backends.trl.grpo_trainer:make_trainer"
     metrics = RolloutTraining.metrics | {
         "reward": "reward_mean",
         "reward_std": "reward_std",

@@ -87,8 +87,6 @@ class Sft(Validated):
 class SftTraining(WrittenTraining):
     """Supervised fine-tuning."""
 
-    trainer = "scripts.backends.trl.offline_trainers:make_sft_trainer"
-
     algorithm: Literal["sft"]
     sft: Sft
     policy: SftPolicy
@@ -159,7 +157,6 @@ class Mpo(Dpo):
 class PreferenceTraining(WrittenTraining):
     """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
-    trainer = "scripts.backends.trl.offline_trainers:make_dpo_trainer"
     joined: ClassVar[bool] = False
     """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
@@ -211,7 +208,6 @@ class Kto(Validated):
 class KtoTraining(PreferenceTraining):
     """Single answers with a label, a reference."""
 
-    trainer = "scripts.backends.trl.offline_trainers:make_kto_trainer"
     figures = ("validation_margin",)
     sequences_per_row = 1
 
@@ -235,7 +231,6 @@ class Reward(Validated):
 class RewardTraining(PreferenceTraining):
     """A reward model, which reads a conversation and gives its last token's state a score."""
 
-    trainer = "scripts.backends.trl.offline_trainers:make_reward_trainer"
     has_reference = False
     joined = True
     metrics = TrlTraining.metrics | {"accuracy": "accuracy", "margin": "margin"}

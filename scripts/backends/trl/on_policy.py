@@ -191,8 +191,6 @@ class DistillationLoss(Strict):
 class DistillationTraining(RolloutTraining):
     """Distillation."""
 
-    trainer = "scripts.backends.trl.distillation_trainer:make_trainer"
-
     algorithm: Literal["distillation"]
     distillation: Distillation
     loss_fn: DistillationLoss = DistillationLoss()

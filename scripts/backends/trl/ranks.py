@@ -1,4 +1,4 @@
-"""Processes that train a stage together, under torchrun or Ray; a process alone is rank 0 of 1.
+"""The processes that train a stage together, under torchrun or Ray.
 
 ``python -m scripts.backends.trl.ranks PROCESSES JOB.json`` starts torchrun, which ignores signals and ends with its
 parent.
@@ -17,35 +17,11 @@ import torch
 import torch.distributed as dist
 
 from scripts.backends.protocol import SIGNALS, TrainingJob, read_job
-from scripts.backends.trl.cluster import RankError, train_here
+from scripts.backends.trl.rank_error import RankError
+from scripts.backends.trl.this_process import train_here
 from scripts.errors import CutOffError, UserError
 from scripts.files import write_json
 from scripts.processes import end_with_parent
-
-
-def rank() -> int:
-    """Return this process's rank; only rank 0 logs, prints and seals."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def world_size() -> int:
-    """Return the number of processes that train together."""
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def wait_for_all_ranks() -> None:
-    """Return once every rank is here."""
-    if world_size() > 1:
-        dist.barrier()
-
-
-def as_rank_0_says(value: Any) -> Any:
-    """Return rank 0's value on every rank."""
-    if world_size() == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0)
-    return values[0]
 
 
 def train_as_rank(rank: int, job: TrainingJob, place: Path) -> None:

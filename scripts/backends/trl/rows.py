@@ -19,7 +19,7 @@ from datasets import Dataset
 from scripts import files
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import tokenization
-from scripts.backends.trl.ranks import as_rank_0_says, rank
+from scripts.backends.trl.collectives import as_rank_0_says, rank
 from scripts.backends.trl.tokenization import lines_of
 from scripts.errors import UserError
 from scripts.records import Manifest, read_record

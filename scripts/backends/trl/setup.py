@@ -20,7 +20,7 @@ from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel, Traine
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.ranks import as_rank_0_says, rank
+from scripts.backends.trl.collectives import as_rank_0_says, rank
 from scripts.backends.trl.rows import epochs_in_random_order, training_rows
 from scripts.backends.trl.tokenization import preparation_of
 from scripts.errors import UserError

@@ -1,7 +1,7 @@
 """Train with TRL's trainers, as one of a stage's processes.
 
 Each process has an equal part of every step's rows, and a copy or a share of the weights. The algorithm's module makes
-the trainer; resuming, the steps and the end are here.
+the trainer (`TRAINERS`); resuming, the steps and the end are here.
 """
 
 import math
@@ -23,9 +23,9 @@ from transformers import logging as transformers_logging
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl import setup
+from scripts.backends.trl.collectives import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.grpo import BY_NAME, REWARD_SECONDS, ROLLOUT_SECONDS
 from scripts.backends.trl.placing import out_of_memory
-from scripts.backends.trl.ranks import as_rank_0_says, rank, wait_for_all_ranks, world_size
 from scripts.backends.trl.skipping import skip_padding
 from scripts.backends.trl.validation import Validation
 from scripts.backends.trl.versions import check_versions
@@ -41,6 +41,18 @@ from scripts.stage.publish import DIVERGED
 from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stopping import best_so_far, ending_in
 from scripts.stage.store import prune_checkpoints
+
+OFFLINE = "scripts.backends.trl.offline_trainers"
+TRAINERS = {
+    "sft": f"{OFFLINE}:make_sft_trainer",
+    "dpo": f"{OFFLINE}:make_dpo_trainer",
+    "mpo": f"{OFFLINE}:make_dpo_trainer",
+    "kto": f"{OFFLINE}:make_kto_trainer",
+    "reward": f"{OFFLINE}:make_reward_trainer",
+    "grpo": "scripts.backends.trl.grpo_trainer:make_trainer",
+    "distillation": "scripts.backends.trl.distillation_trainer:make_trainer",
+}
+"""What makes TRL's trainer of a job, by algorithm; imported when it is called, since each loads another part of TRL."""
 
 
 def train_rank(job: TrainingJob, in_own_precision: bool = False) -> None:
@@ -78,7 +90,8 @@ def _train(job: TrainingJob) -> None:
     os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(job.stage_directory / "tensorboard"))
     if setup.is_sharded(job):
         accelerate.accelerator.AcceleratorState = setup.ShardingState
-    trainer = resolve_name(job.config.trainer)(job)
+    make_trainer = resolve_name(TRAINERS[job.config.algorithm])
+    trainer = make_trainer(job)
     setup.train_in_float32(trainer.model)
     setup.warm_up_from_first_step(trainer, job)
     skip_padding(trainer, job)

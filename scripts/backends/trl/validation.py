@@ -19,8 +19,8 @@ from datasets import Dataset
 from transformers import Trainer
 
 from scripts.backends.protocol import TrainingJob
+from scripts.backends.trl.collectives import rank, world_size
 from scripts.backends.trl.offline import Validated
-from scripts.backends.trl.ranks import rank, world_size
 from scripts.backends.trl.rows import BATCH
 from scripts.backends.trl.tokenization import Line, lines_of, preparation_of
 from scripts.errors import UserError, warn
