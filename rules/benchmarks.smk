@@ -1,5 +1,4 @@
 # Scores of each export on the recipe's tasks, by lm-evaluation-harness.
-from scripts.recipe.evaluation import files_of_task
 from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
@@ -32,7 +31,6 @@ rule lm_eval:
 rule tasks:
     input:
         packages=ancient(f"{PACKAGES}/installed"),
-        files=sorted({file for task in TASKS for file in files_of_task(task)}),
         settings=f"{SETTINGS}/tasks.json",
     output:
         f"{RESULTS}/tasks.json",

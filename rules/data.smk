@@ -1,4 +1,6 @@
 # Blends: source -> filled -> train and validation splits with their manifest.
+from scripts.stage.rule_settings import told_by_settings
+
 SOURCE = f"{RESULTS}/data/source"
 PUBLISHED = [path for name, blend in RECIPE.fetched.items() for path in blend.published_files(name)]
 PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.fetched.items() if blend.is_composed]
@@ -50,13 +52,28 @@ def options_of_fill(wildcards):
     return options + blend.holdout_options
 
 
+# Blends whose settings tell all that decides their rows. The source is fetched whole, also when other blends' rows change.
+TOLD = told_by_settings(RECIPE, Path(RESULTS))
+
+
+def of_source(name):
+    """An input function: a file of the source, whose time counts only where the blend's settings do not tell its rows."""
+
+    def inputs(wildcards):
+        file = name.replace("{blend}", wildcards.blend)
+        path = f"{SOURCE}/{file}"
+        return ancient(path) if wildcards.blend in TOLD else path
+
+    return inputs
+
+
 # One pass over the source. The filled blend is its splits one after the other, and is made only when it is asked for.
 rule fill:
     input:
         settings=f"{SETTINGS}/fill/{{blend}}.json",
-        blend=f"{SOURCE}/{{blend}}.jsonl",
-        record=f"{SOURCE}/record.json",
-        tables=f"{SOURCE}/tables",
+        blend=of_source("{blend}.jsonl"),
+        record=of_source("record.json"),
+        tables=of_source("tables"),
     output:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "val")],

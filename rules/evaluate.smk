@@ -1,12 +1,10 @@
 # Held-out scores of each export, and the gate that judges the stage. A parent's eval.json speaks for its rollouts: it
 # bears their hash, so that no time stamp of the large file counts.
 from scripts.recipe.criteria import BENCHMARKS
-from scripts.recipe.resolve import own_environments
 
 EVALUATION_BLENDS = RECIPE.evaluation_blends()
 TESTED = RECIPE.evaluation.tested_stages(RECIPE) if SCORED else []
 TESTED_BLENDS = RECIPE.evaluation.tested_blends(RECIPE) if TESTED else []
-OWN_ENVIRONMENTS = list(map(str, own_environments(RECIPE).values()))
 
 
 def of_scored_parent(name):
@@ -43,7 +41,6 @@ rule evaluate:
         model=model_before,
         manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
         splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
-        environments=OWN_ENVIRONMENTS,
     output:
         evaluation=f"{RESULTS}/{{stage}}/eval.json",
         rollouts=f"{RESULTS}/{{stage}}/rollouts.parquet",
@@ -117,7 +114,6 @@ use rule evaluate as test with:
         model=model_of_chain,
         manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=TESTED_BLENDS),
         splits=ancient(expand(f"{RESULTS}/data/{{blend}}/test-split.jsonl", blend=TESTED_BLENDS)),
-        environments=OWN_ENVIRONMENTS,
     output:
         evaluation=f"{RESULTS}/{{stage}}/test.json",
         rollouts=f"{RESULTS}/{{stage}}/test_rollouts.parquet",

@@ -3,7 +3,8 @@
 
 
 def published_of_blend(wildcards):
-    return [f"{SOURCE}/{file}" for file in RECIPE.blends[wildcards.blend].published_files(wildcards.blend)]
+    files = RECIPE.blends[wildcards.blend].published_files(wildcards.blend)
+    return [of_source(file)(wildcards) for file in files]
 
 
 def options_of_mmpr(wildcards):
@@ -16,7 +17,7 @@ def options_of_mmpr(wildcards):
 rule mmpr:
     input:
         settings=f"{SETTINGS}/fill/{{blend}}.json",
-        source=f"{SOURCE}/record.json",
+        source=of_source("record.json"),
         published=published_of_blend,
     output:
         marks=expand(f"{RESULTS}/data/{{{{blend}}}}/MMPR/{{part}}/.extracted.json", part=["annotations", "images"]),

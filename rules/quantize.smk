@@ -34,7 +34,6 @@ use rule evaluate as score_quantized with:
         model=[],
         manifests=expand(f"{RESULTS}/data/{{blend}}/manifest.json", blend=EVALUATION_BLENDS),
         splits=ancient(expand(f"{RESULTS}/data/{{blend}}/val-split.jsonl", blend=EVALUATION_BLENDS)),
-        environments=OWN_ENVIRONMENTS,
     output:
         evaluation=f"{RESULTS}/{{stage}}/quantized/eval.json",
         rollouts=f"{RESULTS}/{{stage}}/quantized/rollouts.parquet",

@@ -27,7 +27,7 @@ from scripts.recipe.source import FolderSource
 from scripts.rewards.own import check_text
 from scripts.slurm.resources import check_site
 from scripts.stage.held_out import large_holdouts
-from scripts.stage.rule_settings import is_fetched
+from scripts.stage.rule_settings import gone_files, is_fetched
 from scripts.stage.seeds import idle_seeds
 from scripts.stage.stage import Stage
 
@@ -106,7 +106,8 @@ def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
         for doubt in found:
             said.setdefault(doubt, []).append(name)
     lines = [f"{', '.join(names)}: {doubt}" for doubt, names in said.items()]
-    return [f"warning: {line}" for line in (*lines, *idle_seeds(recipe, results), *large_holdouts(recipe, results))]
+    lines += [*idle_seeds(recipe, results), *large_holdouts(recipe, results), *gone_files(recipe, results)]
+    return [f"warning: {line}" for line in lines]
 
 
 def diagnose(project: Project) -> list[Finding]:

@@ -26,6 +26,7 @@ from scripts.recipe.resolve import own_environments, read_config
 from scripts.recipe.site import GYM_PYTHON
 from scripts.records import Evaluation, ExportRecord, read_if_there, read_lines, read_record
 from scripts.rewards.episode import whole_text
+from scripts.rewards.judging_code import hash_of_environment
 from scripts.rewards.registry import (
     check_row,
     environment_factory,
@@ -247,7 +248,7 @@ def main(
     pin_date(loaded.model.template_date)
     asked = {
         "decoding": decoding,
-        "environments": {name: sha256_file(path) for name, path in own.items()},
+        "environments": {name: hash_of_environment(path) for name, path in own.items()},
         "gym": repr((evaluation.gym, evaluation.gym_servers)),
         "export": read_record(export, ExportRecord)["content"],
         "splits": [[path.parent.name, path.name, sha256_file(path)] for path in validation],

@@ -1,13 +1,13 @@
 """Record the source of a pretrained model's export: changed content counts, a touched file does not."""
 
 import fnmatch
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+from scripts.contents import Contents, contents_of_run
 from scripts.errors import UserError
-from scripts.files import refuse_pointer, sha256_file, sha256_text, write_json
+from scripts.files import refuse_pointer, sha256_text, write_json
 from scripts.model.hugging_face import chosen_files, model_files
 from scripts.recipe.model import PretrainedModel
 from scripts.records import read_if_there
@@ -46,10 +46,7 @@ class Seen(TypedDict):
 
 
 def sync_source(model: PretrainedModel, directory: Path) -> None:
-    """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow.
-
-    Hash a file again only where size or time stamp changed.
-    """
+    """Write ``source.json`` where recipe or folder differ from it, whenever Snakemake reads the workflow."""
     if read_if_there(directory / SOURCE, SourceOfModel) != (source := _source(model, directory)):
         write_json(directory / SOURCE, source)
 
@@ -109,32 +106,57 @@ def template_of(model: PretrainedModel) -> str:
         raise UserError(f"model.chat_template: {error}") from None
 
 
-def note_files(folder: Path, directory: Path, known: dict[str, Any]) -> None:
-    """Note the files of a folder at its export; take hashes from `known` descriptions where present."""
+def note_files(folder: Path, directory: Path, known: dict[str, Any], began: int) -> None:
+    """Note the files of a folder at its export, which `began` then, in nanoseconds since 1970.
+
+    Hashes are taken from `known` descriptions where present.
+    """
     files = {}
-    for path in model_files(folder):
-        described = known.get(path.name) or {"sha256": sha256_file(path)}
-        files[path.name] = _version(path) | {"sha256": described["sha256"]}
+    with contents_of_run(directory.parent) as contents:
+        for path in model_files(folder):
+            files[path.name] = _seen(path, contents, known.get(path.name), began)
     source = read_if_there(directory / SOURCE, SourceOfModel)
     write_json(directory / SEEN, {"changed": source["changed"] if source else None, "files": files})
 
 
+def _seen(path: Path, contents: Contents, described: dict[str, Any] | None, began: int) -> SeenFile:
+    """Return the note of a file that was exported; `described` is its description from then, if any."""
+    version = _version(path)
+    if described is None:
+        return version | {"sha256": contents.of(path)}
+    is_as_read = contents.note(path, described["sha256"], began)
+    if not is_as_read:  # edited meanwhile: it is read again by the next call
+        version["modified"] = 0
+    return version | {"sha256": described["sha256"]}
+
+
 def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
-    """Return the hashes of a folder's files once they differ from the export's; None before."""
+    """Return the hashes of a folder's files once they differ from the export's; None before.
+
+    Of a folder that is gone, what was exported stays.
+    """
     noted = read_if_there(directory / SEEN, Seen)
-    if noted is None or model.folder is None or not model.folder.is_dir():
+    if noted is None or model.folder is None:
         return None
-    files = {}
-    for path in model_files(model.folder):
-        known, version = noted["files"].get(path.name, {}), _version(path)
-        is_known = {**known, **version} == known
-        files[path.name] = known if is_known else version | {"sha256": sha256_file(path)}
-    hashes = {name: file["sha256"] for name, file in files.items()}
-    if hashes != {name: file["sha256"] for name, file in noted["files"].items()}:
-        return hashes
-    if files != noted["files"] and os.access(directory, os.W_OK):
-        write_json(directory / SEEN, noted | {"files": files})
-    return noted["changed"]
+    if not model.folder.is_dir():
+        return noted["changed"]
+    paths, seen_at = model_files(model.folder), (directory / SEEN).stat().st_mtime_ns
+    with contents_of_run(directory.parent) as contents:
+        for path in paths:
+            _take_up(path, noted["files"].get(path.name), seen_at, contents)
+        hashes = contents.of_all(paths)
+    now = {path.name: hashes[path] for path in paths}
+    is_other = now != {name: file["sha256"] for name, file in noted["files"].items()}
+    return now if is_other else noted["changed"]
+
+
+def _take_up(path: Path, seen: SeenFile | None, seen_at: int, contents: Contents) -> None:
+    """Note a file that was seen at its export, as earlier versions did, where nothing newer is known of it."""
+    if seen is None or contents.knows(path):
+        return
+    version = _version(path)
+    if seen["bytes"] == version["bytes"] and seen["modified"] == version["modified"]:
+        contents.note(path, seen["sha256"], seen_at)
 
 
 def _version(path: Path) -> dict[str, Any]:

@@ -94,6 +94,13 @@ def code_of_file(path: Path) -> Code:
     return Code(texts, tuple(sorted(others)))
 
 
+def hash_of_environment(path: Path) -> str:
+    """Return a hash of a user's environment: of its file, and of what it imports and names, if anything."""
+    code = code_of_file(path)
+    only = code.texts.get(path.name) if len(code.texts) == 1 else None
+    return only or code.sha256
+
+
 @cache
 def _code_here(start: str) -> Code:
     """Return the code of a module of `scripts`, and of all that every verdict passes through."""

@@ -16,15 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scripts.contents import Contents, contents_of_run
+from scripts.data.own_rows import DIGITS, OwnRows, fetched_rows, gone_rows, own_rows
 from scripts.data.source_record import content_of
-from scripts.files import filled_by_program, read_bytes, write_text
+from scripts.errors import UserError
+from scripts.files import canonical_json, filled_by_program, read_bytes, sha256_file, sha256_text, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
-from scripts.recipe.evaluation import OF_TASKS
+from scripts.recipe.evaluation import OF_TASKS, files_of_task
 from scripts.recipe.generated import judging_of, servers_elsewhere
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import own_environments
-from scripts.recipe.source import HubSource, SyntheticSource
+from scripts.recipe.resolve import own_environments, read_values
+from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.records import (
     CheckpointRecord,
     Criteria,
@@ -39,7 +42,7 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
-from scripts.rewards.judging_code import code_of
+from scripts.rewards.judging_code import code_of, hash_of_environment
 from scripts.stage.amendment import amendments_of
 from scripts.stage.lost import lost_of, mark_of_loss
 from scripts.stage.paths import StagePaths
@@ -53,6 +56,11 @@ UNJUDGED = "unjudged.json"
 """Beside judged.parquet: what could not be judged, for the next call to ask again."""
 METADATA = Path(".snakemake/metadata")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+CONTENTS, OWN_TABLES = "contents", "own_tables"
+"""Settings of the source: hashes of the rows in the user's own folders by blend, and of tables there."""
+OF_OWN_FILES = frozenset({CONTENTS, OWN_TABLES})
+FROM = "from"
+"""A setting of splits: a hash of all that decides a blend's rows, where nothing else can change them."""
 # Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
 ASKING = OF_TASKS - {"chat_template_kwargs"} | {"stages", "blends", "test", "gym_servers"}
 SPLITTING = {"holdout", "test", "reasoning", "missing_images"}
@@ -66,13 +74,17 @@ Settings = dict[str, Any]
 class RuleSettings:
     """Settings of a rule, the files made from them, and whether the records among those files contradict them.
 
-    `made_from` is where the rule copies the settings file once the data are made from it.
+    `made_from` is where the rule copies the settings file once the data are made from it. `differs_from` compares the
+    settings with the values of that copy; None: the texts are compared. `added` are settings that results of earlier
+    versions lack, which do without them unless their records contradict the settings.
     """
 
     values: Settings
     outputs: list[Path]
     is_contradicted: Callable[[], bool] = lambda: False
     made_from: Path | None = None
+    differs_from: Callable[[Settings], bool] | None = None
+    added: frozenset[str] = frozenset()
 
     @property
     def text(self) -> str:
@@ -81,9 +93,17 @@ class RuleSettings:
 
     def differ(self) -> bool:
         """Whether the data on disk were made from other settings, as the copy says or else their records."""
-        if self.made_from.exists():
-            return _text_in(self.made_from) != self.text
-        return self.is_contradicted()
+        if not self.made_from.exists():
+            return self.is_contradicted()
+        if self.differs_from is not None:
+            return self.differs_from(_written(self.made_from))
+        return _text_in(self.made_from) != self.text
+
+    def grows(self, before: Settings) -> bool:
+        """Whether the settings are those of before and some that earlier versions lacked, with nothing against them."""
+        lacking = self.added & self.values.keys() - before.keys()
+        kept = {name: value for name, value in self.values.items() if name not in lacking}
+        return bool(lacking) and before == json.loads(json.dumps(kept)) and not self.is_contradicted()
 
 
 def _text_in(path: Path) -> str:
@@ -93,9 +113,15 @@ def _text_in(path: Path) -> str:
 
 def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
     """Return the settings of every rule by the path of the settings file."""
+    with contents_of_run(results) as contents:
+        return _all_settings(recipe, results, contents)
+
+
+def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Path, RuleSettings]:
+    """Return the settings of every rule by path, with files outside of results as `contents` knows them."""
     card = {"license": recipe.license} | recipe.card_facts
     named = {"card": RuleSettings(card, [results / name / "card.md" for name in recipe.stages])}
-    named |= _of_data(recipe, results / "data")
+    named |= _of_data(recipe, results / "data", contents)
     trained = (*recipe.stages, *recipe.checkpoints)
     for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
@@ -107,11 +133,8 @@ def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
         values = choice.model_dump(mode="json", include={"stage", "by"})
         named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])
     if recipe.evaluation:
-        scored = [results / name / file for name in trained for file in ("eval.json", "test.json")]
-        values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
-        values |= recipe.model.reading
-        named["evaluate"] = RuleSettings(values, scored)
-        named["tasks"] = RuleSettings(recipe.evaluation.asked, [results / "tasks.json"])
+        named["evaluate"] = _of_scores(recipe, results)
+        named["tasks"] = _of_tasks(recipe, results, contents)
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
 
 
@@ -120,29 +143,50 @@ def write_settings(recipe: Recipe, results: Path) -> None:
 
     The settings file comes last, with its time, so that after a kill the next call does all of it again.
     """
-    for path, settings in settings_files(recipe, results).items():
-        is_new = not path.exists()
-        if not is_new and _text_in(path) == settings.text:
-            continue
-        before = _written(path)
-        was_lost = before.pop(LOST, None) is not None
-        has_come_back = was_lost and before == json.loads(settings.text)
-        made = [output for output in settings.outputs if output.exists()]
-        if not made or (is_new and settings.is_contradicted()):
-            write_text(path, settings.text)
-            continue
-        if is_new:
-            for output in made:  # Snakemake's note of its inputs names no settings file; its time stamp counts now
-                with suppress(OSError):
-                    (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
-            if settings.made_from:
-                write_text(settings.made_from, settings.text)
-        is_adopted = is_new or has_come_back or (settings.made_from and not settings.differ())
-        then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
-        with filled_by_program(path) as fresh:
-            fresh.write_text(settings.text, encoding="utf-8")
-            if is_adopted:
-                os.utime(fresh, ns=(then, then))
+    with contents_of_run(results) as contents:
+        for path, settings in _all_settings(recipe, results, contents).items():
+            _write(recipe, path, settings)
+
+
+def _write(recipe: Recipe, path: Path, settings: RuleSettings) -> None:
+    """Write a settings file if its text differs, dated before what was made from the same settings."""
+    is_new = not path.exists()
+    made = [output for output in settings.outputs if output.exists()]
+    if not is_new and _text_in(path) == settings.text:
+        _date_if_passed_over(path, settings, made)
+        return
+    before = _written(path)
+    was_lost = before.pop(LOST, None) is not None
+    has_come_back = was_lost and before == json.loads(settings.text)
+    if not made or (is_new and settings.is_contradicted()):
+        write_text(path, settings.text)
+        return
+    is_grown = settings.grows(before)
+    if is_new or is_grown:
+        for output in made:  # Snakemake's note of its inputs names others; its time stamp counts now
+            with suppress(OSError):
+                (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
+    if is_new and settings.made_from:
+        write_text(settings.made_from, settings.text)
+    is_same = bool(settings.made_from) and not settings.differ()
+    is_adopted = is_new or has_come_back or is_same or (is_grown and not settings.made_from)
+    then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
+    with filled_by_program(path) as fresh:
+        fresh.write_text(settings.text, encoding="utf-8")
+        if is_adopted:
+            os.utime(fresh, ns=(then, then))
+
+
+def _date_if_passed_over(path: Path, settings: RuleSettings, made: list[Path]) -> None:
+    """Date a settings file now whose text is that of before although the data were made from something else.
+
+    A file of rows was edited while it was fetched, and the edit was taken back.
+    """
+    if settings.differs_from is None or not made or not settings.made_from.exists():
+        return
+    is_older = path.stat().st_mtime_ns <= min(output.stat().st_mtime_ns for output in made)
+    if is_older and settings.differ():
+        os.utime(path)
 
 
 def _written(path: Path) -> Settings:
@@ -154,9 +198,12 @@ def _written(path: Path) -> Settings:
 
 
 def is_fetched(recipe: Recipe, results: Path) -> bool:
-    """Whether the source's files are there and made from the settings of today."""
+    """Whether the source's files are there and made from the settings and the user's own files of today."""
     data = results / "data"
-    return (data / "source/record.json").exists() and not _of_data(recipe, data)["source"].differ()
+    if not (data / "source/record.json").exists():
+        return False
+    with contents_of_run(results) as contents:
+        return not _of_data(recipe, data, contents)["source"].differ()
 
 
 def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
@@ -164,20 +211,13 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
 
     When the source is fetched anew, a blend counts as unchanged whose own settings are and whose revision is pinned.
     """
-    data, settings = results / "data", _of_data(recipe, results / "data")
-    source, record = settings["source"], read_if_there(data / "source/record.json", SourceRecord)
-    if record is None or is_fetched(recipe, results):
-        fetched = set()  # a source that is gone is fetched again for a blend without splits alone
-    elif source.made_from.exists():
-        before, now = read_record(source.made_from, MadeFrom), json.loads(source.text)
-        is_whole = before | {"blends": {}} != now | {"blends": {}}
-        fetched = {
-            name
-            for name, blend in recipe.fetched.items()
-            if is_whole or before["blends"].get(name) != now["blends"][name] or not _is_pinned(recipe, blend)
-        }
-    else:
-        fetched = {*recipe.fetched}
+    data = results / "data"
+    record = read_if_there(data / "source/record.json", SourceRecord)
+    with contents_of_run(results) as contents:
+        settings = _of_data(recipe, data, contents)
+        rows = _Rows.of(recipe, record, contents)
+    fetched = _fetched_anew(recipe, settings["source"], record, rows)
+    fetched = {name for name in fetched if not _tells_its_rows(settings[f"fill/{name}"])}
     remade = fetched | {
         name
         for name in recipe.blends
@@ -188,6 +228,74 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     generated = recipe.blends.keys() - recipe.fetched.keys() - remade
     remade |= {name for name in generated if _is_generated_anew(recipe, results, name, settings)}
     return {name for name in recipe.blends if not remade.isdisjoint(recipe.prompts_behind(name))}
+
+
+def gone_files(recipe: Recipe, results: Path) -> list[str]:
+    """Return a line for each file or folder of rows that is gone since it was fetched."""
+    if not is_fetched(recipe, results):
+        return []
+    with contents_of_run(results) as contents:
+        return gone_rows(recipe, contents)
+
+
+def _fetched_anew(recipe: Recipe, source: RuleSettings, record: SourceRecord | None, rows: "_Rows") -> set[str]:
+    """Return the blends of which other rows may be fetched if Snakemake ran now."""
+    is_fetched = record is not None and not source.differ()
+    if record is None or is_fetched:
+        return set()  # a source that is gone is fetched again for a blend without splits alone
+    if not source.made_from.exists():
+        return {*recipe.fetched}
+    before, now = _without_places(read_record(source.made_from, MadeFrom)), json.loads(source.text)
+    is_other = {name: before.get(name) != now[name] for name in ("source", "tables")}
+    if any(is_other.values()) or rows.has_other_tables:
+        return {*recipe.fetched}
+    return {
+        name
+        for name, blend in recipe.fetched.items()
+        if before["blends"].get(name) != now["blends"][name] or rows.is_other(name) or not _is_pinned(recipe, blend)
+    }
+
+
+def _tells_its_rows(splits: RuleSettings) -> bool:
+    """Whether the settings of a blend's splits, now and then, tell all that decides its rows."""
+    return FROM in splits.values and FROM in _written(splits.made_from)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows and tables in the user's own folders: as they are now, and as they were fetched."""
+
+    now: OwnRows
+    then: OwnRows
+
+    @classmethod
+    def of(cls, recipe: Recipe, record: SourceRecord | None, contents: Contents) -> "_Rows":
+        """Return the rows of a recipe."""
+        return cls(own_rows(recipe, contents, record), fetched_rows(recipe, record))
+
+    def of_blend(self, name: str) -> str | None:
+        """Return the hash of a blend's files; where they are gone, of those that it was made of."""
+        return self.now.blends.get(name, self.then.blends.get(name))
+
+    def is_other(self, name: str) -> bool:
+        """Whether a blend was made of other files than there are; unknown counts as no."""
+        now, then = self.now.blends.get(name), self.then.blends.get(name)
+        return now is not None and then is not None and now != then
+
+    @property
+    def tables(self) -> str | None:
+        """The hash of the tables; where they are gone, of those that were fetched."""
+        return self.now.tables or self.then.tables
+
+    @property
+    def has_other_tables(self) -> bool:
+        """Whether other tables were fetched than there are; unknown counts as no."""
+        return bool(self.now.tables and self.then.tables) and self.now.tables != self.then.tables
+
+    @property
+    def are_other(self) -> bool:
+        """Whether anything was made of other files than there are."""
+        return self.has_other_tables or any(map(self.is_other, self.now.blends))
 
 
 def _is_generated_anew(recipe: Recipe, results: Path, name: str, settings: dict[str, RuleSettings]) -> bool:
@@ -211,25 +319,102 @@ def _is_of_other_prompts(recipe: Recipe, results: Path, name: str) -> bool:
     return selected["prompts_sha256"] != prompts["train"]["sha256"]
 
 
-def _of_data(recipe: Recipe, data: Path) -> dict[str, RuleSettings]:
+def _of_data(recipe: Recipe, data: Path, contents: Contents) -> dict[str, RuleSettings]:
     """Settings of the rules that make data: of the source, and of each blend's splits and check."""
-    record = data / "source/record.json"
-    blends = {name: _published(recipe, blend) for name, blend in recipe.fetched.items()}
-    values = {"source": recipe.source.model_dump(mode="json"), "tables": recipe.tables, "blends": blends}
-    is_other = partial(_is_other_source, recipe, record)
-    found = {"source": RuleSettings(values, [record], is_other, record.with_name("made_from.json"))}
+    path = data / "source/record.json"
+    record = _record_if_sound(path)
+    rows = _Rows.of(recipe, record, contents)
+    found = {"source": _of_source(recipe, path, rows)}
     for name, blend in recipe.blends.items():
         manifest = data / name / "manifest.json"
-        values = blend.model_dump(mode="json", include=SPLITTING) | {"names_environments": blend.names_environments}
-        values |= {"seed": recipe.seed or 0} if blend.reasoning else {}
-        if blend.holdout_by:
-            values |= blend.model_dump(mode="json", include={"holdout_by"}) | {"holdout_seed": blend.seed}
-        is_other = partial(_is_other_split, blend, manifest)
-        found[f"fill/{name}"] = RuleSettings(values, [manifest], is_other, manifest.with_name("made_from.json"))
+        found[f"fill/{name}"] = _of_splits(recipe, name, manifest, record, rows)
         checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
         found[f"check/{name}"] = RuleSettings(checked, [manifest.with_name("check.json")])
         found |= _of_generating(recipe, name, data) if blend.generated else {}
     return found
+
+
+def _record_if_sound(path: Path) -> SourceRecord | None:
+    """Return the source's record; None where it is missing, or damaged, which is told elsewhere."""
+    with suppress(UserError):
+        return read_if_there(path, SourceRecord)
+    return None
+
+
+def _of_splits(recipe: Recipe, name: str, manifest: Path, record: SourceRecord | None, rows: _Rows) -> RuleSettings:
+    """Settings of a blend's splits; where its rows change by settings and by the user's own files alone, these too."""
+    blend = recipe.blends[name]
+    values = blend.model_dump(mode="json", include=SPLITTING) | {"names_environments": blend.names_environments}
+    values |= {"seed": recipe.seed or 0} if blend.reasoning else {}
+    if blend.holdout_by:
+        values |= blend.model_dump(mode="json", include={"holdout_by"}) | {"holdout_seed": blend.seed}
+    is_other_split = partial(_is_other_split, blend, manifest)
+    made_from = manifest.with_name("made_from.json")
+    if not _is_told_by_settings(recipe, name, record):
+        return RuleSettings(values, [manifest], is_other_split, made_from)
+    decides = {
+        "blend": _without_places(_published(recipe, blend)),
+        "source": _without_places(recipe.source.model_dump(mode="json")),
+        "tables": recipe.tables,
+        CONTENTS: rows.of_blend(name),
+        OWN_TABLES: rows.tables,
+    }
+    told = values | {FROM: sha256_text(canonical_json(decides))[:DIGITS]}
+    is_of_other_rows = rows.is_other(name) or rows.has_other_tables or _is_of_other_source(manifest, name, record)
+
+    def is_contradicted() -> bool:
+        return is_of_other_rows or is_other_split()
+
+    def differs_from(before: Settings) -> bool:
+        if FROM in before:
+            return before != json.loads(json.dumps(told))
+        return is_of_other_rows or before != json.loads(json.dumps(values))
+
+    return RuleSettings(told, [manifest], is_contradicted, made_from, differs_from, frozenset({FROM}))
+
+
+def told_by_settings(recipe: Recipe, results: Path) -> set[str]:
+    """Return the blends whose settings tell all that decides their rows."""
+    record = _record_if_sound(results / "data/source/record.json")
+    return {name for name in recipe.fetched if _is_told_by_settings(recipe, name, record)}
+
+
+def _is_told_by_settings(recipe: Recipe, name: str, record: SourceRecord | None) -> bool:
+    """Whether a blend's rows can only change with its settings, or with files in the user's own folders.
+
+    The hub's branches move, and synthetic rows are made together.
+    """
+    blend = recipe.blends[name]
+    if name not in recipe.fetched or recipe.is_synthetic(blend):
+        return False
+    pins = (record or {}).get("tables", {}).keys() - recipe.tables.keys()
+    origins = (record or {}).get("tables", {})
+    has_moving_tables = any(origins[table] != "folder" for table in pins)
+    return _is_pinned(recipe, blend) and not has_moving_tables
+
+
+def _of_source(recipe: Recipe, path: Path, rows: _Rows) -> RuleSettings:
+    """Settings of the source, with the contents of the user's own files instead of where they are.
+
+    What was fetched is compared by the source's record, which hashed the files while they were read.
+    """
+    blends = {name: _published(recipe, blend) for name, blend in recipe.fetched.items()}
+    values = {"source": recipe.source.model_dump(mode="json"), "tables": recipe.tables, "blends": blends}
+    values = _without_places(values)
+    own = {name: rows.of_blend(name) for name in recipe.fetched}
+    own = {name: digest for name, digest in own.items() if digest is not None}
+    told = {CONTENTS: own} if own else {}
+    told |= {OWN_TABLES: rows.tables} if rows.tables else {}
+
+    def is_contradicted() -> bool:
+        return rows.are_other or _is_other_source(recipe, path)
+
+    def differs_from(before: Settings) -> bool:
+        then = {name: value for name, value in _without_places(before).items() if name not in OF_OWN_FILES}
+        return rows.are_other or then != json.loads(json.dumps(values))
+
+    made_from = path.with_name("made_from.json")
+    return RuleSettings(values | told, [path], is_contradicted, made_from, differs_from, OF_OWN_FILES)
 
 
 def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSettings]:
@@ -266,6 +451,16 @@ def _of_judging(recipe: Recipe, name: str, folder: Path) -> Settings:
     return values
 
 
+def _without_places(value: Any) -> Any:
+    """Return settings without the paths of the user's own folders, whose contents count."""
+    if isinstance(value, list):
+        return [_without_places(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    is_folder = value.get("kind") == "folder"
+    return {key: _without_places(each) for key, each in value.items() if not (is_folder and key == "path")}
+
+
 def _published(recipe: Recipe, blend: Blend) -> Settings:
     """Settings of a blend that decide its file in the source."""
     carried = {"holdout_by"} if blend.holdout_column else set()
@@ -274,10 +469,11 @@ def _published(recipe: Recipe, blend: Blend) -> Settings:
 
 
 def _is_pinned(recipe: Recipe, blend: Blend) -> bool:
-    """Whether every source of a blend gives the same rows whenever it is fetched."""
-    sources = [part.source or recipe.source for part in blend.parts()]
+    """Whether every source of a blend gives the same rows whenever it is fetched, but for edits of own files."""
+    sources = [part.source or recipe.source for part in [*blend.parts(), *blend.decontaminate]]
     return all(
-        isinstance(source, SyntheticSource) or (isinstance(source, HubSource) and COMMIT.fullmatch(source.revision))
+        isinstance(source, SyntheticSource | FolderSource)
+        or (isinstance(source, HubSource) and COMMIT.fullmatch(source.revision))
         for source in sources
     )
 
@@ -342,6 +538,71 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
     if lost is not None:
         more[LOST] = lost
     return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)
+
+
+def _of_scores(recipe: Recipe, results: Path) -> RuleSettings:
+    """Settings of held-out scores, with the contents of the user's environments that judge the responses."""
+    values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
+    values |= recipe.model.reading
+    files = ("eval.json", "rollouts.parquet", "test.json", "test_rollouts.parquet")
+    trained = (*recipe.stages, *recipe.checkpoints)
+    scored = [results / name / file for name in trained for file in files]
+    scored += [results / name / "quantized" / file for name in trained for file in files[:2]]
+    judging = {name for blend in recipe.evaluation_blends() for name in recipe.blends[blend].environments}
+    own = {name: path for name, path in own_environments(recipe).items() if name in judging}
+    if own:
+        values["environments"] = {name: hash_of_environment(path) for name, path in own.items()}
+
+    def is_contradicted() -> bool:
+        """Whether an environment is newer than the scores, of earlier versions, and no stage was trained with it."""
+        return any(_is_newer(path, scored) and not _was_trained_with(name, path) for name, path in own.items())
+
+    def _was_trained_with(name: str, path: Path) -> bool:
+        configs = [_written_config(StagePaths(results / stage).run / "config.yaml") for stage in recipe.stages]
+        return sha256_file(path) in [config.get("environments", {}).get(name) for config in configs]
+
+    return RuleSettings(values, scored, is_contradicted, added=frozenset({"environments"}))
+
+
+def _of_tasks(recipe: Recipe, results: Path, contents: Contents) -> RuleSettings:
+    """Settings of lm-eval's tasks, with the contents of the user's own definitions and data."""
+    values, outputs = recipe.evaluation.asked, [results / "tasks.json"]
+    files = [Path(file) for task in recipe.evaluation.task_list for file in files_of_task(task)]
+    if files:
+        values = values | {"files": _of_task_folders(recipe, contents)}
+    is_contradicted = partial(_any_is_newer, files, outputs)
+    return RuleSettings(values, outputs, is_contradicted, added=frozenset({"files"}))
+
+
+def _of_task_folders(recipe: Recipe, contents: Contents) -> dict[str, str]:
+    """Return a hash of the files of each task of the user's own, by the task's name."""
+    found = {}
+    for task in recipe.evaluation.task_list:
+        files = [Path(file) for file in files_of_task(task)]
+        if not files:
+            continue
+        folder = Path(task.include_path).absolute()
+        hashes = contents.of_all(files)
+        named = {os.path.relpath(file, folder): hashes[file] for file in files}
+        found[task.task] = sha256_text(canonical_json(named))[:DIGITS]
+    return found
+
+
+def _any_is_newer(files: list[Path], outputs: list[Path]) -> bool:
+    return any(_is_newer(file, outputs) for file in files)
+
+
+def _is_newer(file: Path, outputs: list[Path]) -> bool:
+    """Whether a file was written after the oldest output that is there."""
+    times = [output.stat().st_mtime_ns for output in outputs if output.exists()]
+    return bool(times) and file.stat().st_mtime_ns > min(times)
+
+
+def _written_config(path: Path) -> Settings:
+    """Return the values of a training's config; none where it is missing or damaged."""
+    with suppress(UserError):
+        return read_values(path) if path.exists() else {}
+    return {}
 
 
 def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:

@@ -1,6 +1,7 @@
 """Export in Hugging Face's format: a published checkpoint, or a pretrained model of the recipe (no --stage)."""
 
 import math
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
     """
     from scripts.model.pretrained import prepare_pretrained  # noqa: PLC0415 - it imports transformers
 
-    exports, snapshot = hf.parent / "exports", None
+    exports, snapshot, began = hf.parent / "exports", None, time.time_ns()
     if not model.folder:
         snapshot = open_snapshot(model.name, model.revision or "main", kind="model")
     names = snapshot.sizes if snapshot else {path.name for path in model.folder.iterdir() if path.is_file()}
@@ -56,7 +57,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
         files = describe_files(fresh)
         settle_export(fresh, exports, files, model.name, "Take a whole copy of the model")
     if model.folder:
-        note_files(model.folder, hf.parent, weights_among(files))
+        note_files(model.folder, hf.parent, weights_among(files), began)
     record = {"stage": hf.parent.name, "step": 0, "identity": export_name(files)}
     publish_export(record, files, hf, exports, source={"name": model.name, "revision": snapshot and snapshot.commit})
 

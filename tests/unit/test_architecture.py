@@ -17,13 +17,14 @@ import pytest
 from docs.schema import ENVIRONMENTS
 from tests.conftest import ROOT
 
-BASE = {"credentials", "errors", "files", "installed", "names", "processes", "program", "records"}
+BASE = {"contents", "credentials", "errors", "files", "installed", "names", "processes", "program", "records"}
 RECIPE = BASE | {"recipe"}
 ROWS = RECIPE | {"rows"}
 STAGE = ROWS | {"rewards", "data", "slurm", "model", "remote", "stage"}
 EVALUATE = STAGE | {"evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
+    "contents": {"errors", "files"},
     "credentials": set(),
     "errors": {"credentials"},
     "installed": set(),
