@@ -51,11 +51,11 @@ import sys, shutil
 from pathlib import Path
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import pull
-run = Path(sys.argv[1]).resolve()
-(checkpoint,) = (run / "checkpoints").glob("step_*")
-step = int(checkpoint.name.removeprefix("step_"))
-shutil.rmtree(checkpoint)
-pull(RemoteStore(sys.argv[2]), run, step, is_whole=False)
+from scripts.stage.training_folder import TrainingFolder
+training = TrainingFolder(Path(sys.argv[1]).resolve())
+(checkpoint,) = training.checkpoints
+shutil.rmtree(checkpoint.path)
+pull(RemoteStore(sys.argv[2]), training, checkpoint.step, is_whole=False)
 """
 """Leaves a checkpoint's own files in the store alone, as a training does that is taken from there."""
 

@@ -50,8 +50,8 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.publish import export_checkpoint, export_name, publish_checkpoint, take_export
 from scripts.stage.push import push_published
 from scripts.stage.remote import pull
-from scripts.stage.rundir import newest_checkpoint
 from scripts.stage.store import take_in
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import SHORT
 from tests.hub import Hub, turn_client
 from tests.published import make_chain
@@ -217,7 +217,7 @@ def resume(tree: Tree, name: str) -> None:
     """Look for a checkpoint to go on from, and publish it."""
     with in_checkpoint(tree, name):
         run = (tree.results / "rlvr1/run").resolve()
-        found = newest_checkpoint(run)
+        found = TrainingFolder(run).newest_checkpoint()
         if found is None:
             raise UserError("no sound checkpoint")
         publish_checkpoint(found, tree.results.parent / "ckpt", read_json(tree.results / "rlvr1/ckpt/record.json"))
@@ -325,7 +325,7 @@ def manifest_of_store(tree: Tree, name: str) -> None:
         list(verified(RemoteStore(store.url), content=True))
         run.mkdir(parents=True, exist_ok=True)
         try:
-            pull(RemoteStore(store.url), run, manifest["step"], is_whole=True)
+            pull(RemoteStore(store.url), TrainingFolder(run), manifest["step"], is_whole=True)
         finally:
             shutil.rmtree(run)
 

@@ -29,8 +29,8 @@ from scripts.files import canonical_json, write_json
 from scripts.remote.remote_store import RemoteStore
 from scripts.remote.trust import KEY, signed
 from scripts.stage.remote import pull, push
-from scripts.stage.rundir import checkpoints, damage_of, seal_checkpoint
 from scripts.stage.store import identity_of
+from scripts.stage.training_folder import TrainingFolder
 
 KEYS = {"AWS_ACCESS_KEY_ID": "stagecoachkey", "AWS_SECRET_ACCESS_KEY": "stagecoachsecret", KEY: "the project's"}
 TURNS, STAGES, SHARDS, KILLS = 3, 1000, 8, 60
@@ -45,8 +45,9 @@ import sys
 from pathlib import Path
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import pull_newest, push
-push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
-    RemoteStore(sys.argv[1]), Path(sys.argv[2]), 9)
+from scripts.stage.training_folder import TrainingFolder
+store, training = RemoteStore(sys.argv[1]), TrainingFolder(Path(sys.argv[2]))
+push(store, training, "sft") if sys.argv[3] == "push" else pull_newest(store, training, 9)
 """
 
 
@@ -77,7 +78,7 @@ def training(root: Path, megabytes: int, salt: int = 0) -> Path:
         with (saved / name).open("wb") as file:
             for _ in range(max(1, round(size / 4))):
                 file.write(os.urandom(4 << 20 if megabytes > 100 else 1 << 16))
-    seal_checkpoint(saved, run, 4)
+    TrainingFolder(run).seal(saved, 4)
     return run
 
 
@@ -112,8 +113,8 @@ def transfers(run: Path, root: Path) -> dict[str, list[float]]:
             target.mkdir(parents=True)
             ways = {
                 "stagecoach": (
-                    partial(push, RemoteStore(url), run, "sft"),
-                    partial(pull, RemoteStore(url), target, 4, is_whole=True),
+                    partial(push, RemoteStore(url), TrainingFolder(run), "sft"),
+                    partial(pull, RemoteStore(url), TrainingFolder(target), 4, is_whole=True),
                 ),
                 "aws s3 sync": (call("aws", "s3", "sync", run, url), call("aws", "s3", "sync", url, target)),
                 "rclone": (call("rclone", "copy", run, remote), call("rclone", "copy", remote, target)),
@@ -121,7 +122,7 @@ def transfers(run: Path, root: Path) -> dict[str, list[float]]:
             for way, deed in zip(("push", "pull"), ways[tool], strict=True):
                 found.setdefault(f"{tool}, {way}", []).append(seconds(deed))
                 print(f"{tool}, {way}: {found[f'{tool}, {way}'][-1]:.1f} s", flush=True)
-            expect(damage_of(checkpoints(target)[0].path) is None, tool)
+            expect(TrainingFolder(target).checkpoints[0].damage() is None, tool)
             shutil.rmtree(root / "pulled")
             shutil.rmtree(root / "served/bucket" / url.rpartition("/")[2])
     return found
@@ -148,8 +149,8 @@ def killed(root: Path, kills: int) -> tuple[int, int]:
                     except subprocess.TimeoutExpired:
                         process.kill()
                 done += 1
-                half += any(damage_of(each.path) for each in checkpoints(target))
-        expect(damage_of(checkpoints(target)[0].path) is None, url)
+                half += any(each.damage() for each in TrainingFolder(target).checkpoints)
+        expect(TrainingFolder(target).checkpoints[0].damage() is None, url)
         for folder in (run, target, root / "served/bucket" / url.rpartition("/")[2]):
             shutil.rmtree(folder)
     return done, half

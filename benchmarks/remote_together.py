@@ -32,7 +32,8 @@ from scripts.remote import claims
 from scripts.remote.pruning import prune
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import FETCHED, pull, push
-from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of
+from scripts.stage.rundir import ELSEWHERE
+from scripts.stage.training_folder import TrainingFolder
 
 FORK = multiprocessing.get_context("fork")
 MEGABYTES, SHARED, TRIALS, RACES = 8, 3, 67, 40
@@ -98,7 +99,9 @@ def broken_in(url: str) -> int:
 
 def half_made(folder: Path) -> int:
     """Return how many checkpoints of a training's folder are neither whole nor marked as elsewhere."""
-    return sum(damage_of(each.path) is not None for each in checkpoints(folder) if not (each.path / ELSEWHERE).exists())
+    return sum(
+        each.damage() is not None for each in TrainingFolder(folder).checkpoints if not (each.path / ELSEWHERE).exists()
+    )
 
 
 def struck(deed: Callable[[], object], before: Callable[[], object], url: str, target: Path, strikes: int) -> Counts:
@@ -125,13 +128,13 @@ def strikes_on(url: str, root: Path, data: Path | None, strikes: int) -> dict[st
     """Strike a push, a fetch and a prune of a training, over and over again."""
     run, other = training(root / "struck", MEGABYTES, 1), training(root / "struck", MEGABYTES, 2)
     target = root / "taken" / run.name
-    expect(succeeds(lambda: push(RemoteStore(url), other, "sft")), "a push")
+    expect(succeeds(lambda: push(RemoteStore(url), TrainingFolder(other), "sft")), "a push")
 
     def pushes() -> None:
-        push(RemoteStore(url), run, "sft")
+        push(RemoteStore(url), TrainingFolder(run), "sft")
 
     def fetches() -> None:
-        pull(RemoteStore(url), target, 4, is_whole=True)
+        pull(RemoteStore(url), TrainingFolder(target), 4, is_whole=True)
 
     def prunes() -> None:
         prune(RemoteStore(url), [(run.name, 4)])
@@ -162,16 +165,16 @@ def strikes_on(url: str, root: Path, data: Path | None, strikes: int) -> dict[st
 def fetched_together(url: str, root: Path, trials: int) -> Counter[str]:
     """Let two processes fetch one checkpoint at once; count the trials in which both succeed and all is whole."""
     run = training(root / "parent", MEGABYTES, 3)
-    expect(succeeds(lambda: push(RemoteStore(url), run, "sft")), "a push")
+    expect(succeeds(lambda: push(RemoteStore(url), TrainingFolder(run), "sft")), "a push")
     found: Counter[str] = Counter()
     for trial in range(trials):
         target = root / f"child{trial}" / run.name
         target.mkdir(parents=True)
-        both = [begin(partial(pull, RemoteStore(url), target, 4, is_whole=True)) for _ in range(2)]
+        both = [begin(partial(pull, RemoteStore(url), TrainingFolder(target), 4, is_whole=True)) for _ in range(2)]
         for process in both:
             process.join()
         found["both succeed"] += all(process.exitcode == 0 for process in both)
-        found["whole"] += bool(checkpoints(target)) and half_made(target) == 0
+        found["whole"] += bool(TrainingFolder(target).checkpoints) and half_made(target) == 0
         found["left"] += (target / FETCHED).exists()
         shutil.rmtree(target.parent)
     return found
@@ -186,13 +189,13 @@ def raced(url: str, root: Path, data: Path | None, races: int) -> Counter[str]:
     found: Counter[str] = Counter()
     for race in range(races):
         for run in (first, third):
-            expect(succeeds(partial(push, RemoteStore(url), run, "sft")), "a push")
+            expect(succeeds(partial(push, RemoteStore(url), TrainingFolder(run), "sft")), "a push")
         folder = Path(url) if data is None else data / url.removeprefix("s3://")
         (folder / f"trainings/{first.name}.4.json").unlink()
         age(url, data)
         deeds = [
-            partial(push, RemoteStore(url), first, "sft"),
-            partial(push, RemoteStore(url), second, "sft"),
+            partial(push, RemoteStore(url), TrainingFolder(first), "sft"),
+            partial(push, RemoteStore(url), TrainingFolder(second), "sft"),
             partial(prune, RemoteStore(url), [(third.name, 4)]),
             partial(prune, RemoteStore(url), []),
         ]

@@ -2,7 +2,7 @@
 from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
 from scripts.remote.remote_store import RemoteStore
-from scripts.stage.attempts import attempts_of, left_out
+from scripts.stage.left_out import left_out
 from scripts.stage.state import States
 
 STORE_ASKED = CONFIG.store.model_dump_json() if CONFIG.store else ""
@@ -74,7 +74,7 @@ def publishes_only(wildcards):
     """Whether the job may not train (1): it asks for no more than publishing or fetching takes, one node."""
     stage = stage_of(wildcards)
     # What is there by name was then no sound checkpoint.
-    was_in_vain = any(attempt["outcome"] == "waited" for attempt in attempts_of(stage.paths.run, CALL)[-1:])
+    was_in_vain = any(attempt["outcome"] == "waited" for attempt in stage.last_training.attempts_of(CALL)[-1:])
     state = STATES.of(stage.name)
     trains_elsewhere = state.state == "training" and not state.trains_other
     is_fetched = state.is_fetched and SITE.slurm is not None

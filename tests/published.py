@@ -13,13 +13,11 @@ from scripts.data.source_record import origin_of
 from scripts.evaluate.results import evaluation_record
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.provenance import code_revision, record_of
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
-from scripts.stage.rundir import newest_checkpoint, seal_checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import identity_in
 from scripts.stage.tables import ROLLOUTS, write_metrics, write_table
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import SHORT
 from tests.stages import open_folder
 
@@ -53,15 +51,15 @@ def make_stage(results: Path, name: str, byte: int) -> None:
     """A trained, published, exported and scored stage."""
     stage = Stage(load_recipe(SHORT), results, name)
     run, paths = open_folder(stage), stage.paths
-    begin_attempt(run, 0, code=code_revision())
+    TrainingFolder(run).begin_attempt(0, code=code_revision())
     saved = run / "saving"
     saved.mkdir()
     (saved / "model.safetensors").write_bytes(safetensors(byte))
     (saved / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     (saved / "tokenizer.json").write_text("{}")
     (saved / "optimizer.pt").write_bytes(b"moments")
-    seal_checkpoint(saved, run, STEPS)
-    end_attempt(run, STEPS, "finished")
+    TrainingFolder(run).seal(saved, STEPS)
+    TrainingFolder(run).end_attempt(STEPS, "finished")
     (run / "metrics.jsonl").write_text(
         "".join(
             json.dumps({"step": step, "loss": 1.0 / step, "seconds": 1.0, "timing": {"update": 0.75}}) + "\n"
@@ -95,7 +93,7 @@ def scored(environment: str, rows: int, before: int, after: int) -> list[dict]:
 def publish(results: Path, name: str) -> None:
     """Publish what the stage's run directory holds."""
     stage = Stage(load_recipe(SHORT), results, name)
-    checkpoint, identity = newest_checkpoint(stage.paths.run), identity_in(stage.paths.run)
+    checkpoint, identity = TrainingFolder(stage.paths.run).newest_checkpoint(), TrainingFolder(stage.paths.run).identity
     publish_checkpoint(checkpoint, stage.paths.ckpt, record_of(stage, checkpoint.step) | {"identity": identity})
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import yaml
 
 from scripts.files import write_json
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.tables import METRICS
+from scripts.stage.training_folder import TrainingFolder
 from tests.stages import checkpoint_record
 
 MATH, MCQA = "math_with_judge_simple_agent", "mcqa_simple_agent"
@@ -91,8 +91,8 @@ def write_stage(results: Path, stage: str, parent: str | None = None, steps: int
     write_json(directory / "criteria.json", {"stage": stage, "verdict": "warn", "criteria": [criterion]})
     pq.write_table(pa.Table.from_pylist([rollout(line) for line in range(8)]), directory / "rollouts.parquet")
     (directory / "run").mkdir()
-    begin_attempt(directory / "run", 0, gpus=4)
-    end_attempt(directory / "run", steps, "finished")
+    TrainingFolder(directory / "run").begin_attempt(0, gpus=4)
+    TrainingFolder(directory / "run").end_attempt(steps, "finished")
     set_times(directory / "run", 0.0, 720.0)
     return directory
 

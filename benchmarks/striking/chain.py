@@ -21,7 +21,7 @@ import psutil
 from benchmarks.striking.kinds import ROOT, RUN, SAVE_PERIOD, Kind
 from benchmarks.striking.sitecustomize import program
 from scripts.stage.removal import unlinked
-from scripts.stage.rundir import checkpoints
+from scripts.stage.training_folder import TrainingFolder
 
 Strike = dict
 SIGNALS = ("SIGKILL", "SIGKILL", "SIGTERM")
@@ -111,7 +111,7 @@ class Chain:
                 shutil.rmtree(training)
         second.mkdir()
         half_trained.rename(second / "run")
-        shutil.rmtree(checkpoints(second / "run")[-1].path)
+        shutil.rmtree(TrainingFolder(second / "run").checkpoints[-1].path)
         for page in (*results.glob("*.html"), *results.glob("*.csv")):
             page.unlink()
 

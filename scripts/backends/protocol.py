@@ -19,14 +19,14 @@ from scripts.files import write_text
 from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
-from scripts.records import ShownRow
+from scripts.records import Reach, ShownRow
 from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
 from scripts.slurm.client import Job
-from scripts.stage.progress import Reach
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.rundir import Checkpoint, step_of
 from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -109,9 +109,8 @@ class TrainingJob:
     The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at
     `planned`. The start is checkpoint `resume_from`, else `parent_model`, else (None) the config's own model. A stage
     that continues its parent has a checkpoint of the parent, of step `begun`, after which the data start anew. The
-    backend seals checkpoints with ``scripts.stage.rundir.seal_checkpoint`` and logs steps into
-    ``run/metrics.jsonl``. At the end of each step it asks `stop`; once a stop is due, it seals the step and
-    returns.
+    backend seals checkpoints with ``training.seal`` and logs steps into ``run/metrics.jsonl``. At the end of each
+    step it asks `stop`; once a stop is due, it seals the step and returns.
 
     `config` alone decides the weights; `settings` adds checkpoint periods and the gate's criteria that end a
     training (scripts.evaluate.gate). Every step has the same rows on any number of `nodes`, `processes`
@@ -156,6 +155,11 @@ class TrainingJob:
             begun=stage.begun,
             **more,
         )
+
+    @property
+    def training(self) -> TrainingFolder:
+        """Return the training's folder (`run`) as it is now: a fresh object each time."""
+        return TrainingFolder(self.run)
 
     @property
     def stage_directory(self) -> Path:
@@ -277,14 +281,16 @@ class Backend:
         """
         return f"backend {stage.config.backend} does not tell what it makes of rows"
 
-    def seal_finished(self, run: Path) -> None:
-        """Seal the whole checkpoints that a program of the backend left in a run directory."""
+    def seal_finished(self, training: TrainingFolder) -> None:
+        """Seal the whole checkpoints that a program of the backend left in a training's folder."""
 
-    def begin_from(self, run: Path, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
+    def begin_from(self, training: TrainingFolder, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
         """Return the checkpoint from which a stage goes on with its parent's training: the parent's own."""
         return parent
 
-    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+    def reach_of(
+        self, config: TrainingConfig, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
+    ) -> Reach:
         """How far an attempt gets from the newest checkpoint: to the step `planned`, or to where the data end."""
         return Reach(planned)
 

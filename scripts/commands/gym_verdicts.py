@@ -14,8 +14,6 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.recipe import Recipe
-from scripts.stage.attempts import read_attempts
-from scripts.stage.progress import read_log
 from scripts.stage.stage import Stage
 
 LOOP = "event loop"
@@ -39,13 +37,13 @@ def doubtful(recipe: Recipe, results: Path, root: Path | None = None) -> Iterato
 
 def _of_training(recipe: Recipe, stage: Stage) -> Iterator[str]:
     """Yield a line where steps of attempts by an earlier version have responses that could not be judged."""
-    run = stage.paths.run
-    if not getattr(stage.settings, "gym", None) or not run.is_dir():
+    training = stage.last_training
+    if not getattr(stage.settings, "gym", None) or not training.path.is_dir():
         return
     # The steps that earlier versions trained, from the attempts' starts: a later attempt trains some again.
     early: dict[int, bool] = {}
-    steps = {entry["step"]: entry for entry in read_log(run / "metrics.jsonl")}
-    for attempt in read_attempts(run):
+    steps = {entry["step"]: entry for entry in training.steps}
+    for attempt in training.attempts:
         is_early = (attempt.get("gym_verdicts") or 1) < VERDICTS
         early |= {step: is_early for step in steps if step > attempt["from"]}
     found = {step: entry.get("unjudged_share") for step, entry in steps.items() if early.get(step)}
@@ -59,7 +57,7 @@ def _of_training(recipe: Recipe, stage: Stage) -> Iterator[str]:
     yield (
         f"{stage.name}: may have learnt from wrong verdicts of NeMo-Gym, which an earlier version took: responses of "
         f"steps {shown}{more} earned 0 unjudged{also}. To train it again, remove {stage.paths.directory}, which holds "
-        f"links alone, and stagecoach discard {run}"
+        f"links alone, and stagecoach discard {training.path}"
     )
 
 

@@ -8,8 +8,8 @@ from scripts.commands.project import Project, project_of
 from scripts.files import duration
 from scripts.recipe.site import Site
 from scripts.slurm.jobs import latest_jobs
-from scripts.stage.attempts import left_out
 from scripts.stage.estimate import seconds_to_score
+from scripts.stage.left_out import left_out
 from scripts.stage.paths import StagePaths
 from scripts.stage.state import reasons_away
 from scripts.stage.status import StageStatus, status_of

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned
@@ -12,12 +11,12 @@ from scripts.errors import UserError
 from scripts.files import amount
 from scripts.records import CheckpointRecord, read_record
 from scripts.remote.pruning import prune
-from scripts.remote.remote_store import Entry, RemoteStore
+from scripts.remote.remote_store import RemoteStore
 from scripts.stage.owner import hold
-from scripts.stage.paths import STORE, StagePaths, owner_of
+from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.push import push_published
 from scripts.stage.remote import is_here, pull, remove_fetched
-from scripts.stage.rundir import ELSEWHERE, damage_of
+from scripts.stage.training_folder import TrainingFolder
 
 
 def listed(project: Project, store: RemoteStore) -> Iterator[str]:
@@ -28,16 +27,18 @@ def listed(project: Project, store: RemoteStore) -> Iterator[str]:
             wrong.append(str(entry.problem))
         if entry.manifest is None:
             continue
-        folder = _run_of(project, entry) / f"checkpoints/step_{entry.step}"
-        where = "its checkpoint only there" if (folder / ELSEWHERE).exists() else "here, too" if folder.is_dir() else ""
+        checkpoint = _training_of(project, entry.identity).checkpoint(entry.step)
+        where = "here, too" if checkpoint.path.is_dir() else ""
+        if checkpoint.is_elsewhere:
+            where = "its checkpoint only there"
         size = amount(sum(file["bytes"] for file in entry.manifest["files"].values()))
         words = ", ".join(filter(None, ["not taken" if entry.problem else "", where]))
         rows.append([entry.identity, str(entry.step), entry.manifest["stage"], size, words])
     yield from (*aligned(rows, left={0, 2, 4}), *wrong)
 
 
-def _run_of(project: Project, entry: Entry) -> Path:
-    return project.root / STORE / entry.identity
+def _training_of(project: Project, identity: str) -> TrainingFolder:
+    return TrainingFolder(project.root / STORE / identity)
 
 
 def verified(store: RemoteStore, content: bool) -> Iterator[str]:
@@ -85,7 +86,7 @@ def pruned(project: Project, store: RemoteStore, asked: Prune) -> Iterator[str]:
                 yield str(entry.problem)
             continue
         doomed.append((entry.identity, entry.step))
-        if entry.manifest and not is_here(_run_of(project, entry), entry.manifest):
+        if entry.manifest and not is_here(_training_of(project, entry.identity), entry.manifest):
             last.append(f"{entry.identity} step {entry.step} ({entry.manifest['stage']})")
     copies = f"of {', '.join(last)} no sound copy is in {project.root / STORE}, so the store may have the last one"
     if last and not asked.last_copies:
@@ -93,7 +94,8 @@ def pruned(project: Project, store: RemoteStore, asked: Prune) -> Iterator[str]:
     if last:
         yield copies
     found = prune(store, doomed, is_dry=asked.is_dry)
-    left = sum(0 if asked.is_dry else remove_fetched(run) for run in (project.root / STORE).glob("[!.]*"))
+    here = [] if asked.is_dry else (project.root / STORE).glob("[!.]*")
+    left = sum(remove_fetched(TrainingFolder(path)) for path in here)
     freed = "to be freed" if asked.is_dry else "freed"
     yield f"trainings: {found.trainings}, {freed}: {amount(found.freed)}"
     if found.too_young:
@@ -106,12 +108,12 @@ def fetch(project: Project, store: RemoteStore, stage: str) -> str:
     """Fetch the missing files of a stage's published checkpoint; files already here are hashed."""
     paths = StagePaths(project.results / stage)
     record = read_record(paths.record, CheckpointRecord)
-    run = project.root / STORE / record["identity"]
-    with hold(owner_of(run)):
-        pull(store, run, record["step"], is_whole=True)
-    if damage := damage_of(run / f"checkpoints/step_{record['step']}"):
-        raise UserError(f"{run}: step {record['step']}: {damage}, even after the fetch; fetch again")
-    return f"{stage}: step {record['step']} is whole in {run}"
+    training, step = _training_of(project, record["identity"]), record["step"]
+    with hold(training.owner_file):
+        pull(store, training, step, is_whole=True)
+    if damage := training.checkpoint(step).damage():
+        raise UserError(f"{training.path}: step {step}: {damage}, even after the fetch; fetch again")
+    return f"{stage}: step {step} is whole in {training.path}"
 
 
 def begun(store: RemoteStore) -> str:

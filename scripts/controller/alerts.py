@@ -28,9 +28,8 @@ from scripts.files import append_json, read_tail
 from scripts.program import run_command_line
 from scripts.recipe.config import Alerts
 from scripts.records import CheckpointRecord, Criteria, read_lines, read_record
-from scripts.stage.attempts import attempts_of
 from scripts.stage.provenance import step_text
-from scripts.stage.store import identity_in
+from scripts.stage.training_folder import TrainingFolder
 
 LIMIT = 10.0  # seconds in which a receiver takes an alert
 DEATH = "Snakemake died; jobs on a cluster go on, and the next call finds them"
@@ -75,15 +74,21 @@ class Messenger:
         if not is_done and not interruption and job.attempt > job.restart_times:
             said = without_credentials(" ".join(line for log in job.log for line in read_tail(Path(log), 2000)))
             return f"{who}: failed, waits for a person: {said.rpartition('error: ')[2]} ({job.log})"
-        last = attempts_of(self.results / stage / "run", self.call)[-1:] if interruption and name == RULE else []
+        if not interruption or name != RULE:
+            return None
+        last = self._training(stage).attempts_of(self.call)[-1:]
         return interruption if any(attempt["outcome"] == "stalled" for attempt in last) else None
+
+    def _training(self, stage: str) -> TrainingFolder:
+        """Return the folder of the stage's last training, as it is now."""
+        return TrainingFolder(self.results / stage / "run")
 
     def _published(self, stage: str) -> str:
         record = read_record(self.results / stage / "ckpt/record.json", CheckpointRecord)
         return f"{stage}: trained and published, step {step_text(record)}"
 
     def _tell(self, text: str, stage: str | None = None) -> None:
-        event = str(self.call) if stage is None else f"{identity_in(self.results / stage / 'run')} {text}"
+        event = str(self.call) if stage is None else f"{self._training(stage).identity} {text}"
         self.sender.stdin.write(json.dumps({"event": event, "text": text}).encode() + b"\n")
 
     def _end(self) -> None:

@@ -20,8 +20,7 @@ import psutil
 from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM, canceller_of
 from scripts.slurm.jobs import JobRecord, export_orphans, latest_jobs
-from scripts.stage.attempts import attempts_of, without_progress
-from scripts.stage.rundir import newest_step
+from scripts.stage.training_folder import TrainingFolder
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "sick", "waited"}
 RULE, TRAINER = "train", "scripts.train.run"
@@ -31,7 +30,7 @@ NO_MORE = 1_000_000
 logger = logging.getLogger("snakemake")
 
 
-def reason_to_stop(run: Path, call: int, before: int, slurm_state: str | None, log: str) -> str | None:
+def reason_to_stop(training: TrainingFolder, call: int, before: int, slurm_state: str | None, log: str) -> str | None:
     """Return why a stage's training is not tried again; None: it is.
 
     `before` counts the attempts this call had made when it submitted the attempt that has just ended, `slurm_state` is
@@ -39,10 +38,10 @@ def reason_to_stop(run: Path, call: int, before: int, slurm_state: str | None, l
     """
     if slurm_state == "CANCELLED":
         return "somebody cancelled its Slurm job; call snakemake again to go on from the newest checkpoint"
-    attempts = attempts_of(run, call)
+    attempts = training.attempts_of(call)
     last = attempts[-1]["outcome"] if len(attempts) > before else None
     if slurm_state in ENDED_BY_SLURM or last in INTERRUPTED:
-        stalled = without_progress(run, call, newest_step(run))
+        stalled = training.without_progress(call, training.newest_step)
         return f"{stalled}; see {log}" if stalled else None
     return f"it failed for a reason of its own; see {log}"
 
@@ -99,9 +98,9 @@ class Retries:
         """Return why the stage, of which an attempt has just failed, is not tried again; None: it is."""
         if self.on_slurm:
             export_orphans(self.results)
-        run, job = self.results / stage / "run", self._job(stage)
-        before, self.attempts_before[stage] = self.attempts_before[stage], len(attempts_of(run, self.call))
-        reason = reason_to_stop(run, self.call, before, job.state if job else None, str(self._log(stage)))
+        training, job = self._training(stage), self._job(stage)
+        before, self.attempts_before[stage] = self.attempts_before[stage], len(training.attempts_of(self.call))
+        reason = reason_to_stop(training, self.call, before, job.state if job else None, str(self._log(stage)))
         if job and job.state == "CANCELLED" and (user := canceller_of(job.id)):
             mark = "slurm.arguments: {comment: ...} may mark yours (docs/traps.md, trap 101)"
             return f"{reason}; user {user} did; if the site ends jobs whose GPUs idle, {mark}"
@@ -112,7 +111,11 @@ class Retries:
         said = re.fullmatch(rf"{re.escape(stage)}: (.*); to be continued", "".join(read_tail(self._log(stage))[-1:]))
         job = self._job(stage)
         killed = f"killed with Slurm job {job.id} ({job.state} on {job.nodes or 'no node'})" if job else "killed"
-        return f"{said[1] if said else killed}; {goes_on} from step {newest_step(self.results / stage / 'run')}"
+        return f"{said[1] if said else killed}; {goes_on} from step {self._training(stage).newest_step}"
+
+    def _training(self, stage: str) -> TrainingFolder:
+        """Return the folder of the stage's last training, as it is now."""
+        return TrainingFolder(self.results / stage / "run")
 
     def _job(self, stage: str) -> JobRecord | None:
         latest = latest_jobs(self.results).get(stage) if self.on_slurm else None

@@ -22,8 +22,8 @@ from scripts.records import Benchmarks, Criteria, Evaluation, Gate, read_if_ther
 from scripts.stage.bootstrap import LEAST_ROWS
 from scripts.stage.measured import trained_steps
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import recent_steps
 from scripts.stage.tables import METRICS, read_table
+from scripts.stage.training_folder import TrainingFolder
 
 UNSCORED = "it, or what it is compared with, was not scored by the same task in the same way, or has no standard error"
 NO_KL = (
@@ -255,14 +255,14 @@ def words_of_stop(paths: StagePaths) -> str | None:
     return "\n    ".join(lines)
 
 
-def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: int) -> None:
+def refuse_divergence(stage: str, gate: list[Criterion], training: TrainingFolder, last_step: int) -> None:
     """Raise UserError when a running stage breaks a bound that stops its gate and that later steps cannot mend.
 
     Only bounds on the largest or smallest window count, once windows have full width, and on the largest step. Steps
     logged after `last_step` are ignored: they train again.
     """
     bounds = [bound for criterion in gate if (bound := _lasting(criterion)) is not None]
-    logged = {entry["step"]: entry for entry in recent_steps(run)} if bounds else {}
+    logged = {entry["step"]: entry for entry in training.recent_steps} if bounds else {}
     steps = [logged[step] for step in sorted(logged) if step <= last_step]
     for bound in bounds:
         found = judge_steps(bound, steps)
@@ -271,7 +271,7 @@ def refuse_divergence(stage: str, gate: list[Criterion], run: Path, last_step: i
         raise UserError(
             f"{stage}: stopped, as its gate would stop the chain: {bound.metric} is {found.value:.4g}, "
             f"{bounds_text(bound)} ({found.over}), first at step {found.step}; mend the stage or the gate in the recipe"
-            f"{GARBAGE if found.over == 'single steps' else ''}. The steps are in {run / 'metrics.jsonl'}"
+            f"{GARBAGE if found.over == 'single steps' else ''}. The steps are in {training.log}"
         )
 
 

@@ -47,8 +47,8 @@ from scripts.stage.consistency import exported_model
 from scripts.stage.estimate import SAMPLED, Batch
 from scripts.stage.measured import held_out_loss
 from scripts.stage.paths import STORE
-from scripts.stage.progress import read_log
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
+from scripts.stage.training_folder import TrainingFolder
 
 EVERY = 20.0
 Answered = dict[int, tuple[Any, ...]]
@@ -213,10 +213,10 @@ def warn_of_followed(start: Path, followed: list[str]) -> None:
         )
 
 
-def validation_of(export: ExportRecord, training: Path) -> dict[str, Any]:
+def validation_of(export: ExportRecord, training: TrainingFolder) -> dict[str, Any]:
     """Return what the training measured of held-out rows of written answers, as eval.json has it; else nothing."""
-    is_own = training.parent.name == STORE and "quantized" not in export
-    found = held_out_loss(read_log(training / "metrics.jsonl"), export["step"]) if is_own else None
+    is_own = training.path.parent.name == STORE and "quantized" not in export
+    found = held_out_loss(training.steps, export["step"]) if is_own else None
     return {"validation": found} if found else {}
 
 
@@ -265,7 +265,7 @@ def main(
         warn_of_followed(start, followed)
     training = (export.parent / "model").resolve().parents[1]
     if output.name == "eval.json":
-        more |= validation_of(read_record(export, ExportRecord), training)
+        more |= validation_of(read_record(export, ExportRecord), TrainingFolder(training))
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
     kept = training / "scores" / name if training.parent.name == STORE else None
     if kept is not None and kept.exists():

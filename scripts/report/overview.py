@@ -18,7 +18,7 @@ from scripts.report.scores import UNKNOWN, Score, scores_of, selection_sentences
 from scripts.report.trained_stage import AS_OF, TrainedStage, changes_between, is_trained, total
 from scripts.stage.bootstrap import Change
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import recent_steps
+from scripts.stage.training_folder import TrainingFolder
 
 MARKS = {"pass": "✓", "warn": "!", "stop": "■"}
 LARGE, SMALL = (620, 250), (190, 110)
@@ -118,7 +118,7 @@ def write_overview(results: Path, lineage: Lineage, output: Path) -> None:
                 trained[name] = TrainedStage(paths).read("row", "settings", "criteria")
                 progress[name] = _progress(trained[name])
             else:
-                entries = recent_steps(paths.run)
+                entries = TrainingFolder(paths.run).recent_steps
                 progress[name] = f"unfinished, step {entries[-1]['step']}" if entries else "not trained yet"
         except UserError as error:
             progress[name] = f"damaged: {error}"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pandas as pd
@@ -26,12 +25,12 @@ from scripts.records import (
 from scripts.report.page import number_text, short_name
 from scripts.report.scores import scores_of
 from scripts.stage.amendment import words_of_amendments
-from scripts.stage.attempts import read_attempts
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.measured import held_out_loss
 from scripts.stage.paths import StagePaths
 from scripts.stage.stopping import words_of_selected
 from scripts.stage.tables import METRICS, ROLLOUTS, ROW, read_table
+from scripts.stage.training_folder import TrainingFolder
 
 AS_OF = ".step-"
 """The mark between a stage's name and the step of an earlier checkpoint."""
@@ -88,10 +87,14 @@ class TrainedStage:
         return self
 
     record = part(lambda stage: read_record(stage.paths.record, CheckpointRecord), "The checkpoint's record.")
-    cost = part(lambda stage: cost_of(stage.paths.run, stage.metrics["seconds"]), "The Cost of all attempts.")
     settings = part(lambda stage: dict(leaves(read_values(stage.paths.config))), "The resolved config by dotted keys.")
     evaluation = part(lambda stage: read_if_there(stage.paths.evaluation, Evaluation), "The held-out scores, or None.")
     benchmarks = part(lambda stage: read_if_there(stage.paths.benchmarks, Benchmarks), "Scores on benchmarks, or None.")
+
+    @cached_property
+    def cost(self) -> Cost:
+        """The Cost of all attempts."""
+        return cost_of(TrainingFolder(self.paths.run), self.metrics["seconds"])
 
     @cached_property
     def logged(self) -> pd.DataFrame:
@@ -200,14 +203,14 @@ def total(costs: Iterable[Cost]) -> Cost:
     )
 
 
-def cost_of(run: Path, step_seconds: pd.Series) -> Cost:
-    """Return the cost of the steps that `step_seconds` lists, by the attempts of a run directory.
+def cost_of(training: TrainingFolder, step_seconds: pd.Series) -> Cost:
+    """Return the cost of the steps that `step_seconds` lists, by the attempts of a training.
 
     Without recorded attempts the steps alone count, as a lower bound. A killed attempt came at least to the step where
     the next one went on; an attempt beyond the last step counts by its share of steps.
     """
     in_steps, last, pace = float(step_seconds.sum()) / 3600, len(step_seconds), step_seconds.median()
-    attempts = [entry for entry in read_attempts(run) if entry["outcome"] != "waited" and entry["from"] < last]
+    attempts = [entry for entry in training.attempts if entry["outcome"] != "waited" and entry["from"] < last]
     if not attempts:
         return Cost(0, in_steps, in_steps, None, at_least=True)
     table = pd.DataFrame(attempts, columns=["from", "to", "time", "ended", "gpus"], dtype=float)

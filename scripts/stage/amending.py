@@ -5,7 +5,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from scripts.credentials import credential_in
 from scripts.errors import UserError
@@ -13,17 +12,18 @@ from scripts.files import write_json
 from scripts.records import Amendment
 from scripts.stage.amendment import Difference, amended, amendments_of, difference_of, start_in
 from scripts.stage.owner import hold
-from scripts.stage.paths import STORE, owner_of
-from scripts.stage.rundir import ELSEWHERE, Checkpoint, damage_of, newest_step
+from scripts.stage.paths import STORE
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import check_owners, identity_in, identity_of
+from scripts.stage.store import check_owners, identity_of
+from scripts.stage.training_folder import TrainingFolder
 
 
 @dataclass(frozen=True)
 class Start:
     """A training to go on from, its newest checkpoint, and how it differs from the stage of today."""
 
-    run: Path
+    training: TrainingFolder
     checkpoint: Checkpoint
     difference: Difference
 
@@ -62,17 +62,17 @@ def undo(stage: Stage) -> Amendment:
 def _note(stage: Stage, because: str, group: str | None) -> Amendment:
     """Find the training to go on from, check it, and list its amendment."""
     start = _start_of(stage)
-    run, step = start.run, start.checkpoint.step
-    is_writable = os.access(run, os.W_OK)
-    with hold(owner_of(run)) if is_writable else nullcontext():
-        check_owners(run, group)
-        if (start.checkpoint.path / ELSEWHERE).exists():
+    training, step = start.training, start.checkpoint.step
+    is_writable = os.access(training.path, os.W_OK)
+    with hold(training.owner_file) if is_writable else nullcontext():
+        check_owners(training, group)
+        if start.checkpoint.is_elsewhere:
             raise UserError(
                 f"{start.checkpoint.path}: its files are in the remote store alone; stagecoach store fetch {stage.name}"
             )
-        if damage := damage_of(start.checkpoint.path):
+        if damage := start.checkpoint.damage():
             raise UserError(f"{start.checkpoint.path}: {damage}; delete it, and amend from the checkpoint before it")
-        origin = {"from": identity_in(run), "step": step}
+        origin = {"from": training.identity, "step": step}
         amendment: Amendment = {
             "for": identity_of(stage.own_facts),
             **origin,
@@ -88,15 +88,16 @@ def _note(stage: Stage, because: str, group: str | None) -> Amendment:
 
 def _start_of(stage: Stage) -> Start:
     """Return the training to go on from: the stage's last one, else the one of the store with most steps."""
-    name, last = stage.name, stage.paths.run
-    own = newest_step(stage.training)
+    name, last, training = stage.name, stage.last_training, stage.training
+    own = training.newest_step
     refused = ""
-    if last != stage.training:
+    if last != training:
         found = _start_in(last, stage)
         if isinstance(found, Start) and found.checkpoint.step > own:
             return found
         refused = found if isinstance(found, str) else ""
-    others = [found for run in _trainings(stage) if isinstance(found := _start_in(run, stage), Start)]
+    found_in = [_start_in(each, stage) for each in _trainings(stage)]
+    others = [found for found in found_in if isinstance(found, Start)]
     best = max(others, key=lambda each: each.checkpoint.step, default=None)
     if best is not None and best.checkpoint.step > own:
         return best
@@ -106,28 +107,30 @@ def _start_of(stage: Stage) -> Start:
     raise UserError(f"{name}: there is nothing to amend: {at}")
 
 
-def _start_in(run: Path, stage: Stage) -> Start | str:
+def _start_in(training: TrainingFolder, stage: Stage) -> Start | str:
     """Return the training in a folder as one to go on from, or why it is none."""
-    difference = difference_of(run, stage.own_facts, stage.config)
+    difference = difference_of(training, stage.own_facts, stage.config)
     if difference is None:
         return ""
     if difference.others:
         return (
-            f"differs from the training in {run} in more than the files of environments, and only these may be "
-            f"amended: {', '.join(difference.others)}"
+            f"differs from the training in {training.path} in more than the files of environments, and only these may "
+            f"be amended: {', '.join(difference.others)}"
         )
     if not difference.environments:
         return ""
-    start = start_in(run, stage.planned)
+    start = start_in(training, stage.planned)
     if start is None:
-        step = newest_step(run)
+        step = training.newest_step
         done = f"has reached step {step} of {stage.planned}, so no step is left" if step else "has no checkpoint"
-        return f"the training in {run} {done}; the stage trains from the start"
-    return Start(run, start, difference)
+        return f"the training in {training.path} {done}; the stage trains from the start"
+    return Start(training, start, difference)
 
 
-def _trainings(stage: Stage) -> Iterator[Path]:
+def _trainings(stage: Stage) -> Iterator[TrainingFolder]:
     """Yield the folders of the store but for the stage's own."""
+    own = stage.training
     for record in sorted(((stage.root or stage.results) / STORE).glob("[!.]*/identity.json")):
-        if record.parent != stage.training:
-            yield record.parent
+        training = TrainingFolder(record.parent)
+        if training != own:
+            yield training

@@ -6,7 +6,7 @@ training that had the corrected file from its first step.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,15 @@ from scripts.files import (
     sha256_text,
     write_text,
 )
-from scripts.recipe.resolve import read_values
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Amendment, Amendments, Facts, RunIdentity, read_if_there, read_lines
-from scripts.stage.attempts import carry_attempts
+from scripts.stage.attempts import Attempt, carried
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import REACH, Step, forget_beyond
-from scripts.stage.rundir import ELSEWHERE, Checkpoint, checkpoints, damage_of, newest_step
+from scripts.stage.progress import Step
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.store import folder_of, identity_of
+from scripts.stage.training_folder import TrainingFolder
 
 FACTS = {
     "train_split": "training split",
@@ -75,20 +75,20 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def difference_of(run: Path, facts: Facts, config: TrainingConfig) -> Difference | None:
+def difference_of(training: TrainingFolder, facts: Facts, config: TrainingConfig) -> Difference | None:
     """Return how a stage's facts (without an amendment) differ from the training in a folder; None without one.
 
     What the training itself was amended from is no difference.
     """
-    trained = read_if_there(run / "identity.json", RunIdentity)
+    trained = training.identity_record
     if trained is None:
         return None
     words = [each for each in changed_facts(trained, facts) if each != FACTS["amended"]]
     if trained["config"] == facts["config"]:
         return Difference((), tuple(words))
-    before, now = read_values(run / "config.yaml"), config.values()
+    before, now = training.config_values, config.values()
     if sha256_text(canonical_json(before)) != trained["config"]:
-        return Difference((), (*words, f"{run / 'config.yaml'}, which is not the config that was trained"))
+        return Difference((), (*words, f"{training.config_file}, which is not the config that was trained"))
     changed = changed_settings(before, now)
     known = before.get(ENVIRONMENTS, {}).keys() & now.get(ENVIRONMENTS, {}).keys()
     amendable = {f"{ENVIRONMENTS}.{name}" for name in known}
@@ -134,18 +134,18 @@ def words_of_amendments(record: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def start_in(run: Path, planned: int) -> Checkpoint | None:
+def start_in(training: TrainingFolder, planned: int) -> Checkpoint | None:
     """Return the newest checkpoint of a training before the planned step, its content unchecked; None without one.
 
     A training that reached the planned step has no step left that an amendment could change.
     """
-    found = checkpoints(run)
+    found = training.checkpoints
     if not found or found[-1].step >= planned:
         return None
     return found[-1]
 
 
-def link_start(root: Path, paths: StagePaths, run: Path, amendment: Amendment) -> None:
+def link_start(root: Path, paths: StagePaths, training: TrainingFolder, amendment: Amendment) -> None:
     """Let an amended training's folder hold the checkpoints, logs and attempts that it goes on from.
 
     The caller holds the folder. Nothing is done where it is at the step already. Files are hard links where the file
@@ -153,19 +153,19 @@ def link_start(root: Path, paths: StagePaths, run: Path, amendment: Amendment) -
     step is gone or damaged.
     """
     step = amendment["step"]
-    if newest_step(run) >= step:
+    if training.read_again().newest_step >= step:
         return
     source = folder_of(root, paths, amendment["from"])
-    found = [each for each in checkpoints(source) if each.step <= step and not (each.path / ELSEWHERE).exists()]
-    damage = damage_of(found[-1].path) if found and found[-1].step == step else "is not there"
+    found = [each for each in source.checkpoints if each.step <= step and not each.is_elsewhere]
+    damage = found[-1].damage() if found and found[-1].step == step else "is not there"
     if damage:
         raise UserError(
-            f"{source / 'checkpoints' / f'step_{step}'}: {damage}, and {paths.name} was amended to go on from it; "
+            f"{source.checkpoint(step).path}: {damage}, and {paths.name} was amended to go on from it; "
             f"stagecoach amend {paths.name} --undo trains from the start"
         )
-    _take_logs(source, run, step)
+    _take_logs(source, training, step)
     for checkpoint in found:
-        target = run / "checkpoints" / checkpoint.path.name
+        target = training.checkpoint(checkpoint.step).path
         if not target.exists():
             _link_checkpoint(checkpoint.path, target)
 
@@ -180,12 +180,17 @@ def _link_checkpoint(source: Path, target: Path) -> None:
                 link_or_copy(path, place)
 
 
-def _take_logs(source: Path, run: Path, step: int) -> None:
+def _take_logs(source: TrainingFolder, training: TrainingFolder, step: int) -> None:
     """Copy what a training logged up to a step, and its attempts, which no longer speak of nodes."""
-    logged = [each for each in read_lines(source / "metrics.jsonl", Step) if each["step"] <= step]
-    write_text(run / "metrics.jsonl", "".join(f"{json.dumps(each)}\n" for each in logged))
-    if (source / REACH).exists():
-        with filled_by_program(run / REACH) as fresh:
-            copy_file(source / REACH, fresh)
-        forget_beyond(run, step)
-    carry_attempts(source, run, step)
+    logged = [each for each in read_lines(source.log, Step) if each["step"] <= step]
+    _write_lines(training.log, logged)
+    if source.reach_file.exists():
+        with filled_by_program(training.reach_file) as fresh:
+            copy_file(source.reach_file, fresh)
+        training.forget_beyond(step)
+    _write_lines(training.attempts_file, carried(read_lines(source.attempts_file, Attempt), step))
+
+
+def _write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file with a line of JSON for each record."""
+    write_text(path, "".join(f"{json.dumps(each)}\n" for each in records))

@@ -28,6 +28,7 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.publish import MEGATRON, export_name
 from scripts.stage.rundir import differences, step_of, unlisted
 from scripts.stage.store import facts_in, identity_of
+from scripts.stage.training_folder import TrainingFolder
 
 HASHED_BYTES = 16 << 20
 PARQUET = b"PAR1"
@@ -102,8 +103,8 @@ def check_splits(manifest: Path) -> None:
 
 def _of_run(paths: StagePaths) -> Iterator[str]:
     """Yield a line if the training folder's identity is not the hash of its facts."""
-    path = paths.run / "identity.json"
-    held = read_if_there(path, RunIdentity)
+    training = TrainingFolder(paths.run)
+    path, held = training.identity_file, training.identity_record
     if held is not None and (identity := identity_of(facts_in(held))) != held["identity"]:
         says = f"its facts hash to {identity}, but it says {held['identity']}"
         yield f"{path}: {says}; {ADVICE[RunIdentity]}"

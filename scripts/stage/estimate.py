@@ -13,11 +13,10 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import read_config
 from scripts.recipe.site import Site
 from scripts.records import Manifest, Pace, SampledPace, read_if_there, read_lines, read_record
 from scripts.stage.paths import StagePaths
-from scripts.stage.progress import recent_steps, step_seconds
+from scripts.stage.progress import step_seconds
 from scripts.stage.rule_settings import data_to_be_made
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState
@@ -55,15 +54,15 @@ class Estimate:
 
 def estimate(site: Site, stage: Stage, steps: int | None) -> Estimate:
     """Estimate `steps` more steps of a stage (None: unknown), by logged or else by the recipe's seconds a step."""
-    slurm, resources, run = site.slurm, site.resources_of(stage.name, stage.settings), stage.paths.run
+    slurm, resources, training = site.slurm, site.resources_of(stage.name, stage.settings), stage.last_training
     gpus = slurm.gpus_per_node if slurm else 0
     seconds, basis = resources.step_seconds, EXPECTED if resources.step_seconds else LIMIT
     if steps is None:
         seconds, basis = None, UNKNOWN
-    elif steps and (logged := step_seconds(recent_steps(run))):
+    elif steps and (logged := step_seconds(training.recent_steps)):
         seconds, basis, samples = logged, MEASURED, stage.config.samples_per_step
         with suppress(UserError):  # steps of another number of samples, where their config can be read
-            seconds = logged * samples / read_config(run / "config.yaml").samples_per_step
+            seconds = logged * samples / training.config.samples_per_step
     if steps == 0:
         allocations, hours = 0, 0.0
     elif seconds is None:

@@ -9,7 +9,7 @@ from typing import Any
 from scripts.recipe.recipe import Recipe
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there
 from scripts.stage.paths import StagePaths
-from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of
+from scripts.stage.rundir import ELSEWHERE
 
 
 def lost_of(recipe: Recipe, paths: StagePaths) -> str:
@@ -45,12 +45,6 @@ def mark_of_loss(recipe: Recipe, paths: StagePaths, noted: Any) -> int | None:
     if lost_of(recipe, paths):
         return published
     return None if noted == published else noted
-
-
-def whole_step(run: Path) -> int:
-    """Return the newest step of a training folder whose checkpoint has all its files, by name and size; else 0."""
-    whole = [each.step for each in checkpoints(run) if damage_of(each.path, content=False) is None]
-    return max(whole, default=0)
 
 
 def _is_continued(recipe: Recipe, name: str) -> bool:

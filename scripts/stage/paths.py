@@ -62,11 +62,6 @@ class StagePaths:
         return StagePaths(self.directory.with_name(stage))
 
 
-def owner_of(run: Path) -> Path:
-    """Return the lock of a training folder: within a folder of the store, beside a run directory of earlier commits."""
-    return run / "owner.json" if run.parent.name == STORE else run.with_name("owner.json")
-
-
 def _target(link: Path) -> Path:
     """Return where a link leads, as a path like its own where ``..`` allows."""
     target = Path(os.path.normpath(link.parent / link.readlink()))

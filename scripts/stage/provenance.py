@@ -16,8 +16,8 @@ from scripts.installed import DISTRIBUTION
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, ExportRecord, Manifest, Origins, SourceRecord, read_if_there, read_record
 from scripts.stage.amendment import chain_of
-from scripts.stage.attempts import attempts_in
 from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 
 CODE = ("Snakefile", "rules", "scripts", "envs")
 PATIENCE = 30.0
@@ -52,13 +52,13 @@ def git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def trained_by(run: Path, step: int) -> list[dict[str, Any]]:
+def trained_by(training: TrainingFolder, step: int) -> list[dict[str, Any]]:
     """Return code and image of the attempts up to a step, oldest first; `steps` are the first and the last.
 
     Neighbouring attempts of the same code and image are merged.
     """
     spans: list[dict[str, Any]] = []
-    for attempt, end in attempts_in(run, step):
+    for attempt, end in training.attempts_in(step):
         how = {"code": attempt["code"], "image": attempt["image"]}
         if spans and spans[-1] == how | {"steps": spans[-1]["steps"]}:
             spans[-1]["steps"][0] = attempt["from"] + 1
@@ -72,10 +72,10 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
 
     `data_ended` appears where the data ended early: planned step, rows of the missing steps, number of resumes.
     """
-    ended = {}
+    ended, training = {}, stage.last_training
     if stage.config.is_asynchronous and step != stage.planned:
         skipped = (stage.planned - step) * stage.config.rows_per_step
-        resumes = sum(attempt["from"] > 0 for attempt, _ in attempts_in(stage.paths.run, step))
+        resumes = sum(attempt["from"] > 0 for attempt, _ in training.attempts_in(step))
         ended["data_ended"] = {"planned": stage.planned, "rows_skipped": skipped, "resumes": resumes}
     record = {
         "stage": stage.name,
@@ -86,7 +86,7 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "release": stage.config.release,
         **({"data": _data_of(stage.manifest)} if stage.blend else {}),
         **ended,
-        "trained_by": trained_by(stage.paths.run, step),
+        "trained_by": trained_by(training, step),
         "parents": [parent_of(stage.parent.paths.export_record)] if stage.parent else [],
     }
     if stage.amendment:

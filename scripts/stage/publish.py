@@ -23,7 +23,8 @@ from scripts.model.form import config_with_head, key_of_type
 from scripts.model.hugging_face import INDEX, config_of, has_reward_head, model_files
 from scripts.records import CheckpointRecord, ExportRecord, Files, read_if_there, read_record
 from scripts.rows.chat_format import write_template
-from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.rundir import Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 
 MEGATRON = "megatron"
 """Exports of earlier commits may hold this link to Megatron weights instead of a model."""
@@ -40,15 +41,9 @@ def publish_checkpoint(checkpoint: Checkpoint, ckpt: Path, record: dict[str, Any
     `record` is scripts.stage.provenance's, to which the checkpoint's files are added. It holds no time and no path, so
     publishing a checkpoint twice gives equal bytes.
     """
-    files = read_record(checkpoint.path / FILES, Files)
     with replace_directory(ckpt) as fresh:
         (fresh / "weights").symlink_to(relative(checkpoint.path, ckpt))
-        write_json(fresh / "record.json", record | {"files": files})
-
-
-def exports_of(ckpt: Path) -> Path:
-    """Return the folder, beside the checkpoints, for exports of a published checkpoint."""
-    return (ckpt / "weights").resolve().parents[1] / "exports"
+        write_json(fresh / "record.json", record | {"files": checkpoint.files})
 
 
 def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_template: str | None = None) -> None:
@@ -58,7 +53,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     UserError where a file's size or hash differs from the checkpoint's record.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
-    weights, exports = ckpt / "weights", exports_of(ckpt)
+    weights, exports = ckpt / "weights", TrainingFolder.behind(ckpt).exports
     chosen = model_files(weights) if weights.is_dir() else []
     if not any(path.suffix == ".safetensors" for path in chosen):
         raise UserError(f"{weights}: no *.safetensors; delete the damaged checkpoint and train the stage again")
@@ -157,7 +152,7 @@ def note_export(exports: Path, checkpoint: Files, exported: ExportRecord) -> Non
 
 def take_export(ckpt: Path, hf: Path) -> bool:
     """Publish the export that another run or stage made of a checkpoint; False where there is none."""
-    record, exports = read_record(ckpt / "record.json", CheckpointRecord), exports_of(ckpt)
+    record, exports = read_record(ckpt / "record.json", CheckpointRecord), TrainingFolder.behind(ckpt).exports
     exported = read_if_there(exports / f"{export_name(record['files'])}.json", ExportRecord)
     if exported is None or not (exports / exported["content"]).is_dir():
         return False

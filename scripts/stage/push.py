@@ -15,7 +15,7 @@ from scripts.records import CheckpointRecord, read_record
 from scripts.remote.pruning import prune
 from scripts.remote.remote_store import GoneError, RemoteStore
 from scripts.stage.remote import push
-from scripts.stage.rundir import newest_step
+from scripts.stage.training_folder import TrainingFolder
 
 PAUSE = 10.0
 ENDING = (signal.SIGTERM, signal.SIGINT)
@@ -28,12 +28,11 @@ def push_published(store: RemoteStore, ckpt: Path, weights: bool, is_hashed: boo
     With `is_hashed` objects there are read and hashed.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
-    run = (ckpt / "weights").resolve().parents[1]
-    sent = push(store, run, record["stage"], record["step"], weights, is_hashed=is_hashed)
+    sent = push(store, TrainingFolder.behind(ckpt), record["stage"], record["step"], weights, is_hashed=is_hashed)
     return {"remote": store.url, "identity": record["identity"], "step": record["step"], "sent": sent}
 
 
-def follow(store: RemoteStore, run: Path, stage: str, ending: threading.Event) -> None:
+def follow(store: RemoteStore, training: TrainingFolder, stage: str, ending: threading.Event) -> None:
     """Push every new checkpoint of a training, at the end the newest, and free the checkpoint pushed before.
 
     `ending` is set once the training has ended. A failed push is tried again with the next look.
@@ -41,14 +40,14 @@ def follow(store: RemoteStore, run: Path, stage: str, ending: threading.Event) -
     done, is_last = 0, False
     while not is_last:
         is_last = ending.wait(PAUSE if done else 0.0)
-        step = newest_step(run)
+        step = training.read_again().newest_step
         if step <= done:
             continue
         try:
-            sent = push(store, run, stage, step, is_passing=True)
+            sent = push(store, training, stage, step, is_passing=True)
             print(f"{stage}: pushed step {step} to {store.url}, {sent} bytes", flush=True)
             done = step
-            free_passing(store, run.name, step)
+            free_passing(store, training.name, step)
         except UserError as error:
             print(f"{stage}: step {step} is not pushed: {error}", flush=True)
 
@@ -89,7 +88,7 @@ def main(
     if run:
         ending = listen()
         end_with_parent()
-        follow(RemoteStore.of(asked), run, stage, ending)
+        follow(RemoteStore.of(asked), TrainingFolder(run), stage, ending)
         return
     write_json(output, push_published(RemoteStore.of(asked), ckpt, "published" in asked.push))
 

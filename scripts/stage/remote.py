@@ -34,8 +34,9 @@ from scripts.records import ExportRecord, Files, Record, RunIdentity, read_if_th
 from scripts.remote.remote_store import GoneError, Manifest, RemoteStore
 from scripts.stage.owner import hold
 from scripts.stage.publish import export_name
-from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint, newest_checkpoint, newest_step
+from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint
 from scripts.stage.store import LOGS, facts_in, identity_of
+from scripts.stage.training_folder import TrainingFolder
 
 SMALL = ("identity.json", "config.yaml", *LOGS)
 FETCHED = ".fetched"
@@ -55,12 +56,15 @@ class Copy:
     paths: dict[str, Path]
 
 
-def copy_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool, is_passing: bool, kept: Path) -> Copy:
+def copy_of(
+    training: TrainingFolder, stage: str, checkpoint: Checkpoint, weights: bool, is_passing: bool, kept: Path
+) -> Copy:
     """Return the files of a training to push at a checkpoint: logs, checkpoint, and the checkpoint's export.
 
     Without `weights`, an export stands for the checkpoint's files. Logs, which grow while the stage trains, are copied
     to the folder `kept` and pushed from there.
     """
+    run = training.path
     paths: dict[str, Path] = {}
     for path in (*(run / name for name in SMALL), *run.glob("scores/*.parquet")):
         name = str(path.relative_to(run))
@@ -69,9 +73,9 @@ def copy_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool, is_pas
             paths[name] = kept / name
             paths[name].parent.mkdir(parents=True, exist_ok=True)
             copy_file(path, paths[name])
-    listed, place = read_record(checkpoint.path / FILES, Files), f"checkpoints/{checkpoint.path.name}"
+    listed, place = checkpoint.files, f"checkpoints/{checkpoint.path.name}"
     paths[f"{place}/{FILES}"] = checkpoint.path / FILES
-    note = run / "exports" / f"{export_name(listed)}.json"
+    note = training.exports / f"{export_name(listed)}.json"
     exported = read_if_there(note, ExportRecord)
     if exported:
         paths[f"exports/{note.name}"] = note
@@ -86,7 +90,7 @@ def copy_of(run: Path, stage: str, checkpoint: Checkpoint, weights: bool, is_pas
     _check_regular(run, unhashed)
     files |= _described(unhashed)
     _check_sendable(run, checkpoint.step, files)
-    identity = read_record(run / "identity.json", RunIdentity)["identity"]
+    identity = read_record(training.identity_file, RunIdentity)["identity"]
     has = {"weights": weights or not exported, "is_passing": is_passing}
     return Copy(Manifest(identity=identity, step=checkpoint.step, stage=stage, files=files, **has), paths)
 
@@ -114,7 +118,7 @@ def _check_sendable(run: Path, step: int, files: Files) -> None:
 
 def push(
     store: RemoteStore,
-    run: Path,
+    training: TrainingFolder,
     stage: str,
     step: int | None = None,
     weights: bool = True,
@@ -126,15 +130,15 @@ def push(
     `weights`: with the checkpoint's files; `is_passing`: until a later checkpoint is there; `is_hashed`: objects there
     are read and hashed, and sent again after damage.
     """
-    if step is not None and (run / f"checkpoints/step_{step}" / ELSEWHERE).exists():
+    if step is not None and training.checkpoint(step).is_elsewhere:
         return 0
-    checkpoint = newest_checkpoint(run, step)
+    checkpoint = training.newest_checkpoint(step)
     if checkpoint is None or step not in (None, checkpoint.step):
-        raise UserError(f"{run}: has no sound checkpoint of step {step}, so nothing is pushed")
+        raise UserError(f"{training.path}: has no sound checkpoint of step {step}, so nothing is pushed")
     from scripts.remote.sending import send  # noqa: PLC0415 - imports fsspec, a tenth of what plan takes
 
     with tempfile.TemporaryDirectory(prefix="push-") as kept:
-        copy = copy_of(run, stage, checkpoint, weights, is_passing, Path(kept))
+        copy = copy_of(training, stage, checkpoint, weights, is_passing, Path(kept))
         return send(store, copy.manifest, copy.paths, is_hashed)
 
 
@@ -167,36 +171,38 @@ def warn_once(problem: str) -> None:
     print(problem, flush=True)
 
 
-def pull_newest(store: RemoteStore, run: Path, planned: int) -> None:
+def pull_newest(store: RemoteStore, training: TrainingFolder, planned: int) -> None:
     """Take a training's later steps from the store, with the files for the remaining steps.
 
     A training begun here goes on without a store out of reach. After a step was removed meanwhile, in favour of a later
     step, the store is listed again.
     """
+    run = training.path
     for _ in range(TRIES):
-        newest = newest_step(run)
+        now = training.read_again()
+        newest = now.newest_step
         try:
-            step = later_step(store, run.name, newest, planned) or newest
+            step = later_step(store, training.name, newest, planned) or newest
         except UserError as error:
             if newest == 0:
                 raise
             print(f"{error}; going on with what is here", flush=True)
             step = newest
         is_last = step >= planned
-        if step == newest and (is_last or not (run / f"checkpoints/step_{step}" / ELSEWHERE).exists()):
-            remove_fetched(run)
+        if step == newest and (is_last or not now.checkpoint(step).is_elsewhere):
+            remove_fetched(training)
             return
         try:
-            if not is_last and not store.manifest(run.name, step)["weights"]:
+            if not is_last and not store.manifest(training.name, step)["weights"]:
                 says = f"{store.url} has step {step} without its checkpoint, so nothing goes on from there"
                 print(f"{run}: {says}", flush=True)
                 return
             print(f"{run}: fetching step {step} from {store.url}", flush=True)
-            pull(store, run, step, not is_last)
+            pull(store, training, step, not is_last)
             return
         except GoneError as error:
             store.look_again()
-            if step in store.steps().get(run.name, ()):
+            if step in store.steps().get(training.name, ()):
                 raise
             print(f"{error}; removed meanwhile, so looking again", flush=True)
     raise UserError(f"{run}: every step in {store.url} was removed during the fetch; start again")
@@ -204,7 +210,7 @@ def pull_newest(store: RemoteStore, run: Path, planned: int) -> None:
 
 @contextmanager
 def pushed_beside(
-    store: RemoteStore | None, run: Path, stage: str, seconds_left: Callable[[], float]
+    store: RemoteStore | None, training: TrainingFolder, stage: str, seconds_left: Callable[[], float]
 ) -> Iterator[None]:
     """Let a process of low priority push each new checkpoint while the block trains; no store: nothing is pushed.
 
@@ -214,7 +220,8 @@ def pushed_beside(
         yield
         return
     asked = Store(remote=store.url, mb_per_second=store.pace and store.pace / 1e6, key=store.key).model_dump_json()
-    command = [sys.executable, "-m", "scripts.stage.push", "--store", asked, "--stage", stage, "--run", str(run)]
+    command = [sys.executable, "-m", "scripts.stage.push", "--store", asked, "--stage", stage, "--run"]
+    command.append(str(training.path))
     environment = os.environ | {PARENT: str(os.getpid())}
     with subprocess.Popen(command, env=environment, preexec_fn=_step_back) as pushing:  # noqa: PLW1509, S603
         try:
@@ -236,19 +243,20 @@ def _step_back() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 
 
-def pull(store: RemoteStore, run: Path, step: int, is_whole: bool) -> None:
+def pull(store: RemoteStore, training: TrainingFolder, step: int, is_whole: bool) -> None:
     """Take a training at a step from the store into its folder; the checkpoint comes last.
 
     Unless `is_whole`, an export stands for the checkpoint's files, and these stay in the store. Logs of a later step
     than the folder's replace the folder's. One process at a time fetches into a folder; the next process finds the
     files. Every file already here is hashed, and fetched again after damage.
     """
-    with hold(run / FETCHING, math.inf):
-        _pull(store, run, step, is_whole)
+    with hold(training.path / FETCHING, math.inf):
+        _pull(store, training.read_again(), step, is_whole)
 
 
-def _pull(store: RemoteStore, run: Path, step: int, is_whole: bool) -> None:
-    manifest, is_later = store.manifest(run.name, step), step > newest_step(run)
+def _pull(store: RemoteStore, training: TrainingFolder, step: int, is_whole: bool) -> None:
+    run = training.path
+    manifest, is_later = store.manifest(training.name, step), step > training.newest_step
     place, files = f"checkpoints/step_{step}", manifest["files"]
     exports = {name.split("/")[1] for name in files if name.startswith("exports/") and name.count("/") > 1}
     own = {name for name in files if name.startswith(f"{place}/") and name != f"{place}/{FILES}"}
@@ -295,11 +303,11 @@ def _sound(run: Path, files: Files) -> set[str]:
     return {name for name, sound in zip(files, in_threads(is_sound, files), strict=True) if sound}
 
 
-def is_here(run: Path, manifest: Manifest) -> bool:
+def is_here(training: TrainingFolder, manifest: Manifest) -> bool:
     """Whether a training's folder has the checkpoint of a manifest, or else the export, by hash."""
     place = f"checkpoints/step_{manifest['step']}/" if manifest["weights"] else "exports/"
     files = {name: file for name, file in manifest["files"].items() if name.startswith(place)}
-    return bool(files) and _sound(run, files) == files.keys()
+    return bool(files) and _sound(training.path, files) == files.keys()
 
 
 def _take_file(source: Path, target: Path) -> None:
@@ -309,16 +317,16 @@ def _take_file(source: Path, target: Path) -> None:
         link_or_copy(source, fresh)
 
 
-def remove_fetched(run: Path) -> int:
+def remove_fetched(training: TrainingFolder) -> int:
     """Remove files left in a training's folder by a killed fetch over a day ago; return the bytes."""
-    folder = run / FETCHED
+    folder = training.path / FETCHED
     if not folder.is_dir():
         return 0
     states = [path.stat() for path in (folder, *folder.iterdir())]
     if time.time() - max(state.st_mtime for state in states) < DAY:
         return 0
     try:
-        with hold(run / FETCHING):
+        with hold(training.path / FETCHING):
             shutil.rmtree(folder)
     except UserError:  # a fetch is at work there
         return 0

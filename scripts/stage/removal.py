@@ -30,7 +30,8 @@ import psutil
 from scripts.errors import CutOffError, UserError, user_name
 from scripts.files import amount, fsync_directory
 from scripts.stage.owner import DISCARDS, Held, describe, hold, is_alive, read_owner
-from scripts.stage.paths import STORE, owner_of
+from scripts.stage.paths import STORE
+from scripts.stage.training_folder import TrainingFolder
 from scripts.stage.uses import Uses, find_uses
 
 AT_ONCE = 50
@@ -201,7 +202,7 @@ class _Locks:
 
     def take(self, folder: Path) -> Discarded | None:
         """Hold a training; return the reason where the lock is not to be had."""
-        owner_file = owner_of(folder)
+        owner_file = TrainingFolder(folder).owner_file
         if owner_file not in self._by_file:  # of several run directories of a stage there is one
             try:
                 held = self._stack.enter_context(hold(owner_file, purpose=DISCARDS, makes_folder=False))
@@ -226,7 +227,7 @@ def _rename_away(folder: Path, lock: Held | None, leaving: dict[Path, Path]) -> 
     away = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.{LEAVING}")
     if lock is not None:
         lock.rest()
-        if not lock.is_in(owner_of(folder)):
+        if not lock.is_in(TrainingFolder(folder).owner_file):
             return Discarded(folder, stays="its lock was taken over while this process stood still", is_trouble=True)
     try:
         folder.rename(away)
@@ -238,7 +239,7 @@ def _rename_away(folder: Path, lock: Held | None, leaving: dict[Path, Path]) -> 
 
 def _reason_to_come_back(folder: Path, away: Path, lock: Held | None, uses: Uses) -> Discarded | None:
     """Bring a renamed training back where a use turns up; return the use."""
-    owner_file = away / "owner.json" if folder.parent.name == STORE else owner_of(folder)
+    owner_file = away / "owner.json" if folder.parent.name == STORE else TrainingFolder(folder).owner_file
     reason = reason_to_stay(folder, uses)
     if lock is not None and not lock.is_in(owner_file):
         reason = Discarded(folder, stays="its lock was taken over while this process stood still", is_trouble=True)
@@ -364,7 +365,7 @@ def await_discards(folder: Path) -> None:
 
     CutOffError for a training gone by then: the next attempt trains again.
     """
-    owner_file = owner_of(folder)
+    owner_file = TrainingFolder(folder).owner_file
     while (read_owner(owner_file) or {}).get("purpose") == DISCARDS and is_alive(owner_file, only_read=True):
         time.sleep(PAUSE)
     if not folder.is_dir():

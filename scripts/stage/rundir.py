@@ -1,15 +1,16 @@
-"""Checkpoints of a training folder: sealed with a list of their files, read back, held against the list."""
+"""A checkpoint of a training's folder: sealed with a list of its files, and held against the list."""
 
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from scripts.errors import UserError
-from scripts.files import describe_files, fsync_directory, in_threads, sha256_file, sync_tree, write_json
+from scripts.files import in_threads, sha256_file
 from scripts.names import fault_of_file
 from scripts.records import Files, read_record
 
@@ -21,62 +22,39 @@ ELSEWHERE = "remote.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One whole checkpoint in a run directory."""
+    """One checkpoint in a training's folder; its list of files is read once, for a sealed checkpoint never changes."""
 
     step: int
     path: Path
 
+    @classmethod
+    def at(cls, path: Path) -> Self:
+        """Return the checkpoint in a folder, whose name tells the step (-1: another name)."""
+        return cls(step_of(path), path)
 
-def seal_checkpoint(saved: Path, run: Path, step: int) -> Checkpoint:
-    """Make a saved folder the checkpoint of a step: list its files, sync, rename."""
-    write_json(saved / FILES, describe_files(saved))
-    sync_tree(saved)
-    path = run / "checkpoints" / f"step_{step}"
-    path.parent.mkdir(exist_ok=True)
-    if path.exists():  # damaged, and passed over by the attempt that trained this step again
-        shutil.rmtree(path)
-    saved.rename(path)
-    fsync_directory(path.parent)
-    return Checkpoint(step, path)
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the files are in a remote store, all but their list."""
+        return (self.path / ELSEWHERE).is_file()
 
+    @cached_property
+    def files(self) -> Files:
+        """The list of the checkpoint's files; UserError where it is missing or damaged."""
+        return read_record(self.path / FILES, Files)
 
-def checkpoints(run: Path) -> list[Checkpoint]:
-    """Return the sealed checkpoints of a training folder, oldest first, their content unchecked."""
-    paths = [path for path in (run / "checkpoints").glob("step_*") if step_of(path) >= 0 and (path / FILES).is_file()]
-    return [Checkpoint(step_of(path), path) for path in sorted(paths, key=step_of)]
-
-
-def newest_step(run: Path) -> int:
-    """Return the step of a folder's newest sealed checkpoint, 0 without one."""
-    return max((checkpoint.step for checkpoint in checkpoints(run)), default=0)
-
-
-def newest_checkpoint(run: Path, last_step: int | None = None, content: bool = True) -> Checkpoint | None:
-    """Return the newest checkpoint (of step `last_step` at most) whose files are as listed, or None.
-
-    A damaged checkpoint is named and passed over. Sizes are compared, and hashes where `content` is set.
-    """
-    for path in sorted((run / "checkpoints").glob("step_*"), key=step_of, reverse=True):
-        step = step_of(path)
-        if step < 0 or (last_step is not None and step > last_step):
-            continue
-        if (damage := damage_of(path, content)) is None:
-            return Checkpoint(step, path)
-        print(f"{path}: {damage}; passing it over for the checkpoint before it", flush=True)
-    return None
-
-
-def damage_of(path: Path, content: bool = True) -> str | None:
-    """Say how a checkpoint's files differ from their list, in sizes and, where `content` is set, hashes; or None."""
-    if not (path / FILES).is_file():
-        return f"has no {FILES}, so it was never whole"
-    if not content and (path / ELSEWHERE).is_file():
-        return None
-    try:
-        listed = read_record(path / FILES, Files)
-    except UserError:
-        return f"{FILES} is damaged"
-    return next((f"{name} {problem}" for name, problem in differences(path, listed, math.inf if content else -1)), None)
+    def damage(self, content: bool = True) -> str | None:
+        """Describe how the files differ from their list, in sizes and, where `content` is set, hashes; or None."""
+        if not (self.path / FILES).is_file():
+            return f"has no {FILES}, so it was never whole"
+        if not content and self.is_elsewhere:
+            return None
+        try:
+            listed = self.files
+        except UserError:
+            return f"{FILES} is damaged"
+        hashed_bytes = math.inf if content else -1
+        problems = (f"{name} {problem}" for name, problem in differences(self.path, listed, hashed_bytes))
+        return next(problems, None)
 
 
 def differences(folder: Path, files: Files, hashed_bytes: float) -> Iterator[tuple[str, str]]:

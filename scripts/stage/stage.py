@@ -18,17 +18,17 @@ from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import Amendment, CheckpointRecord, ExportRecord, Facts, read_if_there, read_record
 from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.owner import hold
-from scripts.stage.paths import StagePaths, owner_of
+from scripts.stage.paths import StagePaths
 from scripts.stage.removal import await_discards, take_back
 from scripts.stage.store import (
     finish_removals,
     folder_of,
-    identity_in,
     identity_of,
     made_store,
     stage_facts,
     take_in,
 )
+from scripts.stage.training_folder import TrainingFolder
 from scripts.stage.uses import note_project
 
 WRITTEN_IN = ("checkpoints", "exports", "scores")
@@ -184,37 +184,43 @@ class Stage:
         return self.paths.sibling(self.recipe.stage_trained(self.name))
 
     @property
-    def training(self) -> Path:
-        """Return the training folder of the identity, there or not."""
+    def training(self) -> TrainingFolder:
+        """Return the folder that trains the identity, there or not, as it is now: each time a fresh object."""
         return folder_of(self.root or self.results, self.trained_paths, self.identity)
 
+    @property
+    def last_training(self) -> TrainingFolder:
+        """Return the folder of the last training, to which ``run`` leads, as it is now: each time a fresh object."""
+        return TrainingFolder(self.paths.run)
+
     @contextmanager
-    def opened(self, patience: float = 0.0) -> Iterator[Path]:
+    def opened(self, patience: float = 0.0) -> Iterator[TrainingFolder]:
         """Hold the training folder, made where missing, and link the stage's ``run`` to the folder.
 
         Another process that trains here is waited for, `patience` seconds.
         """
         root, facts = self.root or self.results, self.facts
         folder = made_store(root) / identity_of(facts)
+        training = TrainingFolder(folder)
         note_project(root)
         take_back(folder)
         take_in(root, self.trained_paths)
         is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
-        with nullcontext() if is_readable_alone else hold(owner_of(folder), patience):
-            if identity_in(folder) is None:
+        with nullcontext() if is_readable_alone else hold(training.owner_file, patience):
+            if training.read_again().identity is None:
                 (folder / "checkpoints").mkdir(exist_ok=True)
                 write_text(folder / "config.yaml", config_text(self.config.values()))
                 write_json(folder / "identity.json", {"identity": folder.name, **facts})
             if not is_readable_alone:
                 for place in (folder, *(folder / name for name in WRITTEN_IN)):
                     remove_leftovers(place)
-                finish_removals(folder)
+                finish_removals(training)
                 if self.amendment:
-                    link_start(root, self.trained_paths, folder, self.amendment)
+                    link_start(root, self.trained_paths, training, self.amendment)
             link_to(self.paths.directory / "run", folder)
             if is_readable_alone:
                 await_discards(folder)
-            yield folder
+            yield training.read_again()
 
 
 def stage_of(recipe: Path, results: Path, stage: str) -> Stage:

@@ -15,25 +15,22 @@ from scripts.files import amount
 from scripts.model.model_source import is_made_anew
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import read_values
-from scripts.records import CheckpointRecord, Choice, ExportRecord, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, Choice, ExportRecord, read_if_there
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
-from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import damage_of_stage, of_blend, told
-from scripts.stage.lost import lost_of, whole_step
+from scripts.stage.lost import lost_of
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.paths import StagePaths, owner_of
-from scripts.stage.progress import last_step
+from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.remote import later_step
 from scripts.stage.rule_settings import data_to_be_made
-from scripts.stage.rundir import ELSEWHERE, newest_step
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in, words_of_selected
-from scripts.stage.store import identity_in
+from scripts.stage.training_folder import TrainingFolder
 
 MB_PER_SECOND = 100
 """A store's rate, assumed for the minutes to fetch a training: a common share of a node's network."""
@@ -45,8 +42,8 @@ class StageState:
 
     `state`: fresh (published, nothing changed), waiting (its parent, data or model is made first), training, trained
     (only to be published), unfinished (begun), stale (published or begun before a change of settings, data or parent),
-    damaged (a record is) or new. `planned` is None while the rows are unknown. `run` trains the stage's identity, up to
-    step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
+    damaged (a record is) or new. `planned` is None while the rows are unknown. `training` is of the stage's identity,
+    up to step `start` by `attempts`; `end` replaces the planned step where the data end before, and `skipped` says so.
     `changed` lists differences from the training in ``<stage>/run``, whose step `amendable` an amendment would go on
     from (0: none). With `trains_other` the process at work trains another identity; with `is_fetched` step `start` is
     in the remote store alone. `away` says why the remote store cannot be asked; with `is_unknown` there is nothing here
@@ -60,7 +57,7 @@ class StageState:
     end: int | None = None
     skipped: str = ""
     identity: str | None = None
-    run: Path | None = None
+    training: TrainingFolder | None = None
     attempts: tuple[dict[str, Any], ...] = ()
     changed: tuple[str, ...] = ()
     note: str = ""
@@ -176,14 +173,14 @@ def _state_of(
     stage: Stage, planned: int | None, first: str, latest: LatestJob | None, store: RemoteStore | None
 ) -> StageState:
     """Return a stage's state; `first` names a missing parent, data or model, `latest` is Slurm's last word."""
-    run, state = stage.paths.run, StageState(stage.name, "waiting", planned, note=first)
-    own = run if first else stage.training
+    last, state = stage.last_training, StageState(stage.name, "waiting", planned, note=first)
+    own = last if first else stage.training
     if not first:
-        attempts = tuple(attempt for attempt in read_attempts(own) if attempt["outcome"] != "waited")
-        state = replace(state, identity=stage.identity, run=own, attempts=attempts, **_steps(own, planned, stage))
-    for folder in dict.fromkeys((own, run)):
-        if owner := holder(owner_of(folder), latest):
-            return replace(state, state="training", note=describe(owner), trains_other=folder != own)
+        attempts = tuple(attempt for attempt in own.attempts if attempt["outcome"] != "waited")
+        state = replace(state, identity=stage.identity, training=own, attempts=attempts, **_steps(own, planned, stage))
+    for training in dict.fromkeys((own, last)):
+        if owner := holder(training.owner_file, latest):
+            return replace(state, state="training", note=describe(owner), trains_other=training != own)
     if first:
         return state
     record = read_if_there(stage.paths.record, CheckpointRecord)
@@ -193,21 +190,21 @@ def _state_of(
     if is_last and not lost:
         return _fresh(state, record)
     if lost:
-        state = _without_lost(replace(state, note=lost), max(whole_step(own), stage.begun))
+        state = _without_lost(replace(state, note=lost), max(own.whole_step, stage.begun))
     if store and state.left:
         state = _found_elsewhere(state, stage, store)
-    is_changed, note = own != run and identity_in(run) is not None, state.note
-    if not note and state.start and own != run:
-        note = f"trained in {own}"
+    is_changed, note = own != last and last.identity is not None, state.note
+    if not note and state.start and own != last:
+        note = f"trained in {own.path}"
     elif not note and state.attempts:
         note = f"last attempt {state.attempts[-1]['outcome']}"
     if state.start > stage.begun or state.attempts:
         stands = "trained" if state.is_trained else "unfinished"
     else:
         stands = "stale" if record or is_changed else "new"
-    changed = _changes(stage) if is_changed else ()
+    changed = _changes(stage, last) if is_changed else ()
     if stands == "stale" and is_changed and planned is not None:
-        step, words = _amendable(stage, planned)
+        step, words = _amendable(stage, last, planned)
         state = replace(state, amendable=step)
         note = ", ".join(filter(None, (words, note)))
     return replace(state, state=stands, note=note, changed=changed)
@@ -237,16 +234,16 @@ def holder(owner_file: Path, latest: LatestJob | None) -> dict[str, Any] | None:
     return owner
 
 
-def _steps(run: Path, planned: int | None, stage: Stage) -> dict[str, Any]:
+def _steps(training: TrainingFolder, planned: int | None, stage: Stage) -> dict[str, Any]:
     """Return the newest step, at least the step begun at, and the last step where it comes before the planned step."""
     if planned is None:
         return {}
     amended_at = stage.amendment["step"] if stage.amendment else 0
-    start = max(newest_step(run), stage.begun, amended_at)
-    ending = ending_in(run, stage.config.stopping, planned, start)
+    start = max(training.newest_step, stage.begun, amended_at)
+    ending = ending_in(training, stage.config.stopping, planned, start)
     if ending is not None and ending.last < planned:
         return {"start": start, "end": ending.last, "skipped": f"stopped at step {ending.last} of {planned}"}
-    end = last_step(run, start, planned)
+    end = training.last_step(start, planned)
     ended = {"end": end, "skipped": f"its data end at step {end} of {planned}"} if end < planned else {}
     return {"start": start, **ended}
 
@@ -256,9 +253,9 @@ def _found_elsewhere(state: StageState, stage: Stage, store: RemoteStore) -> Sta
     found = _elsewhere(store, state)
     notes = dict.fromkeys(filter(None, (state.note, found.get("note"))))
     state = replace(state, **{**found, "note": "; ".join(notes)})
-    state = replace(state, is_unknown=bool(state.away) and newest_step(stage.training) == 0)
+    state = replace(state, is_unknown=bool(state.away) and state.training.newest_step == 0)
     if stage.settings.continues and state.start == stage.begun:
-        state = replace(state, is_fetched=(stage.parent.paths.ckpt / "weights" / ELSEWHERE).exists())
+        state = replace(state, is_fetched=Checkpoint.at(stage.parent.paths.weights).is_elsewhere)
     return state
 
 
@@ -283,21 +280,20 @@ def reasons_away(states: Iterable[StageState]) -> list[str]:
     return [f"nothing is taken from the remote store: {reason}" for reason in reasons]
 
 
-def _changes(stage: Stage) -> tuple[str, ...]:
-    run = stage.paths.run
-    trained = read_record(run / "identity.json", RunIdentity)
+def _changes(stage: Stage, last: TrainingFolder) -> tuple[str, ...]:
+    """Return in words what differs from the stage's last training."""
+    trained = last.identity_record
     changed = changed_facts(trained, stage.facts)
     if trained["config"] != stage.facts["config"]:
-        settings = changed_settings(read_values(run / "config.yaml"), stage.config.values())
+        settings = changed_settings(last.config_values, stage.config.values())
         changed += [f"{key} {before} -> {now}" for key, (before, now) in settings.items()]
     return tuple(changed)
 
 
-def _amendable(stage: Stage, planned: int) -> tuple[int, str]:
+def _amendable(stage: Stage, last: TrainingFolder, planned: int) -> tuple[int, str]:
     """Return the step that an amendment would go on from, and the command in words; 0 where there is none."""
-    run = stage.paths.run
-    start = start_in(run, planned)
-    difference = difference_of(run, stage.own_facts, stage.config)
+    start = start_in(last, planned)
+    difference = difference_of(last, stage.own_facts, stage.config)
     if start is None or difference is None or not difference.is_amendable:
         return 0, ""
     names = " and ".join(difference.environments)

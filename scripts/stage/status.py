@@ -10,12 +10,11 @@ from typing import Any
 
 from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
-from scripts.stage.attempts import read_attempts, without_progress
 from scripts.stage.measured import is_measured, words_of
-from scripts.stage.owner import read_owner
-from scripts.stage.paths import StagePaths, owner_of
-from scripts.stage.progress import recent_steps, step_seconds
+from scripts.stage.paths import StagePaths
+from scripts.stage.progress import step_seconds
 from scripts.stage.state import StageState
+from scripts.stage.training_folder import TrainingFolder
 
 QUEUED = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
 AT_REST = ("fresh", "waiting", "damaged")
@@ -47,7 +46,8 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
         return _training(state, paths, latest.job if latest else None)
     if latest is not None and not _is_news(latest, paths, state):
         latest = None
-    entries = recent_steps(state.run or paths.run)
+    training = state.training or TrainingFolder(paths.run)
+    entries = training.recent_steps
     status = _at(state, state.last if state.state == "fresh" else state.start, entries)
     changes = _of_job(state, paths, latest) if latest and state.state != "damaged" else None
     if changes is None and state.state not in AT_REST and (failure := _failure(state, paths, latest)):
@@ -88,12 +88,12 @@ def _note(state: StageState, latest: LatestJob | None) -> str:
 
 def _training(state: StageState, paths: StagePaths, job: JobRecord | None) -> StageStatus:
     """Return the status of a stage at work: the step of its attempt, once begun; `job` is the stage's newest."""
-    run = paths.run if state.trains_other or state.run is None else state.run
-    owner, entries = read_owner(owner_of(run)) or {}, recent_steps(run)
+    training = TrainingFolder(paths.run) if state.trains_other or state.training is None else state.training
+    owner, entries = training.owner() or {}, training.recent_steps
     since = owner.get("since", 0.0)
-    begun = next((attempt for attempt in read_attempts(run)[-1:] if attempt["time"] >= since), None)
+    begun = next((attempt for attempt in training.attempts[-1:] if attempt["time"] >= since), None)
     step = begun["from"] if begun else state.start
-    if begun and entries and _changed_at(run / "metrics.jsonl") >= begun["time"]:
+    if begun and entries and _changed_at(training.log) >= begun["time"]:
         step = entries[-1]["step"]
     status, seconds = _at(state, step, entries), step_seconds(entries)
     nodes = job.node_count if job and job.id == owner.get("slurm_job") else None
@@ -134,11 +134,11 @@ def _failure(state: StageState, paths: StagePaths, latest: LatestJob | None) -> 
     if refused and (last is None or _changed_at(preflight) > last["time"]):
         return f"preflight; see {preflight}"
     cut_off = latest is not None and latest.job.state in ENDED_BY_SLURM
-    if last is None or state.is_trained or state.run != paths.run or cut_off:
+    if last is None or state.is_trained or state.training != TrainingFolder(paths.run) or cut_off:
         return None
     if last["outcome"] == "failed":
         return f"see {paths.attempts_log}"
-    if without_progress(state.run, last["call"] or 0, state.start):
+    if state.training.without_progress(last["call"] or 0, state.start):
         return f"two attempts without a new step; see {paths.attempts_log}"
     return None
 

@@ -6,15 +6,14 @@ The decision is a function of what held-out rows gave at each regular step, so a
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
 from scripts.recipe.stop_when import StopWhen
 from scripts.records import Selected
 from scripts.stage.measured import Entry, trained_steps
-from scripts.stage.progress import read_log
-from scripts.stage.rundir import Checkpoint, damage_of
+from scripts.stage.rundir import Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 
 
 @dataclass(frozen=True)
@@ -50,27 +49,27 @@ def ending_of(entries: Iterable[Entry], stop_when: StopWhen, planned: int) -> En
     return None
 
 
-def ending_in(run: Path, stop_when: StopWhen | None, planned: int | None, newest: int) -> Ending | None:
+def ending_in(training: TrainingFolder, stop_when: StopWhen | None, planned: int | None, newest: int) -> Ending | None:
     """Return the end of the training in a folder up to its newest checkpoint's step; None where it goes on."""
     if stop_when is None or planned is None:
         return None
-    entries = [entry for entry in read_log(run / "metrics.jsonl") if entry["step"] <= newest]
+    entries = [entry for entry in training.steps if entry["step"] <= newest]
     return ending_of(entries, stop_when, planned)
 
 
-def best_so_far(run: Path, stop_when: StopWhen, step: int) -> int | None:
+def best_so_far(training: TrainingFolder, stop_when: StopWhen, step: int) -> int | None:
     """Return the step with the best value up to a step; None where nothing was measured."""
-    entries = [entry for entry in read_log(run / "metrics.jsonl") if entry["step"] <= step]
+    entries = [entry for entry in training.steps if entry["step"] <= step]
     ending = ending_of(entries, stop_when.model_copy(update={"patience": len(entries) + 1}), step)
     return ending.best if ending else None
 
 
-def published_of(run: Path, stop_when: StopWhen, ending: Ending, last: Checkpoint) -> Checkpoint:
+def published_of(training: TrainingFolder, stop_when: StopWhen, ending: Ending, last: Checkpoint) -> Checkpoint:
     """Return the checkpoint to publish: the best, or the last; UserError where the best is not there."""
     if stop_when.publish == "last" or ending.best == last.step:
         return last
-    best = Checkpoint(ending.best, run / f"checkpoints/step_{ending.best}")
-    if damage := damage_of(best.path, content=False):
+    best = training.checkpoint(ending.best)
+    if damage := best.damage(content=False):
         raise UserError(
             f"{best.path}: {damage}, but step {best.step} has the best {stop_when.metric}; say publish: last under "
             "stop_when, or move the training's folder away to train the stage again"

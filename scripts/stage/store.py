@@ -43,10 +43,10 @@ from scripts.records import (
     read_record,
 )
 from scripts.stage.owner import hold
-from scripts.stage.paths import STORE, StagePaths, owner_of
-from scripts.stage.progress import read_log
+from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.publish import MEGATRON, export_name, note_export
-from scripts.stage.rundir import FILES, Checkpoint, checkpoints, damage_of, newest_step, step_of
+from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 from scripts.stage.uses import find_uses
 
 LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
@@ -91,22 +91,18 @@ def facts_in(record: RunIdentity) -> Facts:
     return {name: record[name] for name in Facts.__annotations__ if name in record}
 
 
-def identity_in(run: Path) -> str | None:
-    """Return the identity that a folder trains; None where it is missing or has no identity.json."""
-    record = read_if_there(run / "identity.json", RunIdentity)
-    return record["identity"] if record else None
-
-
-def folder_of(root: Path, paths: StagePaths, identity: str) -> Path:
+def folder_of(root: Path, paths: StagePaths, identity: str) -> TrainingFolder:
     """Return the folder that trains an identity, whether or not it exists yet.
 
     `root` holds the results of all runs. A run directory of an earlier commit below `paths` is found where it lies.
     """
-    folder = root / STORE / identity
-    if not folder.is_dir():
-        for run in (paths.run, paths.directory / f"run.{identity}"):
-            if run.parent.name != STORE and identity_in(run) == identity:
-                return run
+    folder = TrainingFolder(root / STORE / identity)
+    if folder.path.is_dir():
+        return folder
+    for run in (paths.run, paths.directory / f"run.{identity}"):
+        earlier = TrainingFolder(run)
+        if run.parent.name != STORE and earlier.identity == identity:
+            return earlier
     return folder
 
 
@@ -128,16 +124,16 @@ def is_trusted(state: os.stat_result, trusted: int | None) -> bool:
     return is_of_group and not stat.S_ISLNK(state.st_mode)
 
 
-def check_owners(run: Path, group: str | None = None) -> None:
+def check_owners(training: TrainingFolder, group: str | None = None) -> None:
     """UserError where a file of a training is another user's, and not of the group whose trainings are trusted."""
     trusted = group_number(group)
-    for folder, folders, names in os.walk(run):
+    for folder, folders, names in os.walk(training.path):
         for path in (Path(folder), *(Path(folder, name) for name in folders + names)):
             state = path.lstat()
             if not is_trusted(state, trusted):
                 raise UserError(
                     f"{path}: is {user_name(state.st_uid)}'s, and a training is taken over only from oneself, or from "
-                    f"the members of the site's group (group: NAME); to train here yourself, move {run} away"
+                    f"the members of the site's group (group: NAME); to train here yourself, move {training.path} away"
                 )
 
 
@@ -158,7 +154,7 @@ def made_store(root: Path) -> Path:
     return store
 
 
-def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None = None) -> list[int]:
+def prune_checkpoints(training: TrainingFolder, checkpointing: Checkpointing, best: int | None = None) -> list[int]:
     """Remove checkpoints of a training folder and return their steps.
 
     Kept are the newest `keep_last_k`, the best `keep_top_k` by `metric_name`, `keep_steps`, the step `best` that the
@@ -167,16 +163,16 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None 
     """
     if checkpointing.keep_last_k is None:
         return []
-    finish_removals(run)
-    found = checkpoints(run)
-    newest = found[-checkpointing.keep_last_k :]
-    kept = {each.step for each in [*newest, *_best(found, run, checkpointing)]} | {*checkpointing.keep_steps, best}
-    removed = _unpublished(run, [each for each in found if each.step not in kept])
+    finish_removals(training)
+    now = training.read_again()
+    newest = now.checkpoints[-checkpointing.keep_last_k :]
+    kept = {each.step for each in [*newest, *_best(now, checkpointing)]} | {*checkpointing.keep_steps, best}
+    removed = _unpublished(training, [each for each in now.checkpoints if each.step not in kept])
     away = {each: _named_for_removal(each.path) for each in removed}
     for checkpoint, place in away.items():
         checkpoint.path.rename(place)
     # Who may not write here links without the lock; a link that came since is seen now, or its maker sees the renaming.
-    still = _unpublished(run, removed)
+    still = _unpublished(training, removed)
     for checkpoint, place in away.items():
         if checkpoint in still:
             shutil.rmtree(place)
@@ -185,14 +181,14 @@ def prune_checkpoints(run: Path, checkpointing: Checkpointing, best: int | None 
     return [checkpoint.step for checkpoint in still]
 
 
-def finish_removals(run: Path) -> None:
+def finish_removals(training: TrainingFolder) -> None:
     """Remove the rest of checkpoints whose removal a kill cut off; a published, whole one comes back."""
-    for leftover in sorted((run / "checkpoints").glob(f"{GOING}*")):
+    for leftover in sorted((training.path / "checkpoints").glob(f"{GOING}*")):
         place = leftover.with_name(leftover.name.removeprefix(GOING))
-        checkpoint = Checkpoint(step_of(place), place)
-        if _unpublished(run, [checkpoint]):
+        checkpoint = Checkpoint.at(place)
+        if _unpublished(training, [checkpoint]):
             shutil.rmtree(leftover)
-        elif not place.exists() and damage_of(leftover, content=False) is None:
+        elif not place.exists() and Checkpoint.at(leftover).damage(content=False) is None:
             leftover.rename(place)
 
 
@@ -200,24 +196,24 @@ def _named_for_removal(checkpoint: Path) -> Path:
     return checkpoint.with_name(f"{GOING}{checkpoint.name}")
 
 
-def _unpublished(run: Path, among: list[Checkpoint]) -> list[Checkpoint]:
+def _unpublished(training: TrainingFolder, among: list[Checkpoint]) -> list[Checkpoint]:
     """Return the checkpoints without a link; none, with a warning, while a place is unreadable."""
     if not among:
         return []
-    uses = find_uses(run.parent.parent)
+    uses = find_uses(training.path.parent.parent)
     if uses.unknown:
-        warn(f"{run}: no checkpoint is removed: {uses.words_of_unknown()}")
+        warn(f"{training.path}: no checkpoint is removed: {uses.words_of_unknown()}")
         return []
     return [each for each in among if not uses.of(each.path)]
 
 
-def _best(found: list[Checkpoint], run: Path, checkpointing: Checkpointing) -> list[Checkpoint]:
+def _best(training: TrainingFolder, checkpointing: Checkpointing) -> list[Checkpoint]:
     """Return the best checkpoints by the metric of their step; of equal ones the newer, without a finite one none."""
     if not checkpointing.keep_top_k:
         return []
     name, sign = METRICS_OF_BEST[checkpointing.metric_name], 1 if checkpointing.higher_is_better else -1
-    values = {entry["step"]: entry.get(name) for entry in read_log(run / "metrics.jsonl")}
-    known = [checkpoint for checkpoint in found if math.isfinite(_number(values.get(checkpoint.step)))]
+    values = {entry["step"]: entry.get(name) for entry in training.steps}
+    known = [checkpoint for checkpoint in training.checkpoints if math.isfinite(_number(values.get(checkpoint.step)))]
     known.sort(key=lambda checkpoint: (sign * values[checkpoint.step], checkpoint.step))
     return known[-checkpointing.keep_top_k :]
 
@@ -234,7 +230,7 @@ def take_in(root: Path, paths: StagePaths) -> None:
     lock = paths.directory / "owner.json"  # an earlier commit's training holds it
     with hold(lock, MOMENT) if _earlier(paths) or lock.exists() else nullcontext():
         for run in _earlier(paths):
-            identity = identity_in(run)
+            identity = TrainingFolder(run).identity
             if identity is not None:
                 _take(run, made_store(root) / identity)
             elif any(run.iterdir()):
@@ -261,11 +257,11 @@ def _take(run: Path, folder: Path) -> None:
             raise
     else:
         return fsync_directory(folder.parent)
-    with hold(owner_of(folder), MOMENT):
-        if newest_step(run) > newest_step(folder):
+    with hold(TrainingFolder(folder).owner_file, MOMENT):
+        if TrainingFolder(run).newest_step > TrainingFolder(folder).newest_step:
             for log in filter(Path.exists, (run / name for name in LOGS)):
                 log.replace(folder / log.name)
-        for checkpoint in checkpoints(run):
+        for checkpoint in TrainingFolder(run).checkpoints:
             target = folder / "checkpoints" / checkpoint.path.name
             target.parent.mkdir(exist_ok=True)
             if not target.exists():

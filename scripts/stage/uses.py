@@ -15,7 +15,7 @@ from scripts.errors import UserError, warn
 from scripts.files import sha256_text, write_text
 from scripts.records import Amendments, read_if_there
 from scripts.stage.paths import STORE
-from scripts.stage.rundir import newest_step
+from scripts.stage.training_folder import TrainingFolder
 
 OF_STAGE = ("run", "ckpt", "hf")
 """Entries of a stage's folder."""
@@ -251,7 +251,7 @@ class _Look:
             self.found.unknown[path] = str(error)
             return
         for each in amendments:
-            if newest_step(Path(self.store, each["identity"])) < each["step"]:
+            if TrainingFolder(Path(self.store, each["identity"])).newest_step < each["step"]:
                 self.found.add(path, str(Path(self.store, each["from"])))
 
 

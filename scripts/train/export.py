@@ -19,7 +19,6 @@ from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths
 from scripts.stage.publish import (
     export_name,
-    exports_of,
     note_export,
     publish_export,
     settle_export,
@@ -27,6 +26,7 @@ from scripts.stage.publish import (
     weights_among,
 )
 from scripts.stage.stage import Results, Stage, stage_of
+from scripts.stage.training_folder import TrainingFolder
 
 
 def export_pretrained(model: PretrainedModel, hf: Path) -> None:
@@ -65,7 +65,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
 def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> None:
     """Export a stage's checkpoint, or publish the export that another run or stage made of it."""
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
-    exports = exports_of(ckpt)
+    exports = TrainingFolder.behind(ckpt).exports
     lock = exports / "owner.json"
     if not lock.exists() and take_export(ckpt, hf):
         return

@@ -27,7 +27,7 @@ from scripts.recipe.model import RandomModel
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.recipe.stop_when import StopWhen
-from scripts.records import CheckpointRecord, Manifest, RunIdentity, read_if_there, read_record
+from scripts.records import CheckpointRecord, Manifest, read_if_there, read_record
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rows.chat_format import ChatFormat, pin_date
 from scripts.rows.drift import PARTS, along, between
@@ -35,7 +35,6 @@ from scripts.rows.jsonl import read_rows
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
-from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.train.arrived import check_arrival
 
@@ -287,18 +286,18 @@ def shortage(stage: Stage) -> str | None:
 
     Checkpoints of the same config and data are there already and need no room.
     """
-    run = stage.paths.run
+    training = stage.last_training
     each = checkpoint_bytes(stage)
     most = checkpoints_at_once(stage.settings.checkpointing, stage.planned, stage.config.stopping)
-    held, splits = read_if_there(run / "identity.json", RunIdentity), read_if_there(stage.manifest, Manifest)
+    held, splits = training.identity_record, read_if_there(stage.manifest, Manifest)
     now = stage.config.content, splits["train"]["sha256"] if splits else None
     is_ours = held is not None and (held["config"], held["train_split"]) == now  # its parent may not be exported yet
-    needed = each * max(0, most - (len(checkpoints(run)) if is_ours else 0))
-    free = shutil.disk_usage(next(folder for folder in run.parents if folder.exists())).free
+    needed = each * max(0, most - (len(training.checkpoints) if is_ours else 0))
+    free = shutil.disk_usage(next(folder for folder in training.path.parents if folder.exists())).free
     if needed <= free:
         return None
     return (
-        f"{run}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
+        f"{training.path}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
         "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
     )
 

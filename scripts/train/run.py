@@ -10,6 +10,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,19 +21,20 @@ from scripts.program import run_command_line
 from scripts.recipe.config import Store
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_site
+from scripts.records import Reach
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.slurm.nodes import Health, look_at, without_spares
-from scripts.stage.attempts import begin_attempt, end_attempt, left_out, without_progress
 from scripts.stage.consistency import check_splits, exported_model, of_export
-from scripts.stage.progress import Reach
+from scripts.stage.left_out import left_out
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.remote import pull, pull_newest, pushed_beside
-from scripts.stage.rundir import ELSEWHERE, FILES, Checkpoint, checkpoints, differences, newest_checkpoint, newest_step
+from scripts.stage.rundir import FILES, Checkpoint, differences
 from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.stage.stopping import ending_in, published_of, selected_of, words_of_selected
 from scripts.stage.store import check_owners
+from scripts.stage.training_folder import TrainingFolder
 
 UNFINISHED = os.EX_TEMPFAIL
 IDLE_NODES_SECONDS = 360.0
@@ -64,26 +66,30 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     trained = [stage.parent.paths] if stage.parent else []
     if problems := [line for paths in (*trained, *stage.roles.values()) for line in of_export(paths)]:
         raise UserError("\n".join(problems))
-    with stage.opened(attempt.patience) as run:
-        check_owners(run, site.group if (site := attempt.allocation.site) else None)
+    with stage.opened(attempt.patience) as opened:
+        site = attempt.allocation.site
+        check_owners(opened, site.group if site else None)
         if attempt.store:
-            pull_newest(attempt.store, run, stage.planned)
-        backend_of(stage.config.backend).seal_finished(run)
-        newest = newest_checkpoint(run, stage.planned, content=False)
-        if newest is not None and newest.step >= _reach(stage, run, newest).step:
-            trained = f"{stage.name}: step {newest.step} of identity {run.name} is already trained"
+            pull_newest(attempt.store, opened, stage.planned)
+        backend_of(stage.config.backend).seal_finished(opened)
+        # What was fetched and sealed just now counts.
+        training = opened.read_again()
+        newest = training.newest_checkpoint(stage.planned, content=False)
+        if newest is not None and newest.step >= _reach(stage, training, newest).step:
+            trained = f"{stage.name}: step {newest.step} of identity {training.name} is already trained"
             print(f"{trained}; publishing it", flush=True)
         else:
-            with pushed_beside(attempt.pushes, run, stage.name, lambda: _seconds_to_push(stage, run, attempt, stop)):
-                newest = _train(stage, run, attempt, stop)
+            seconds_to_push = partial(_seconds_to_push, stage, training, attempt, stop)
+            with pushed_beside(attempt.pushes, training, stage.name, seconds_to_push):
+                newest = _train(stage, training, attempt, stop)
             if newest is None:
                 return UNFINISHED
         if replace(stage).identity != stage.identity:
             raise UserError(
-                f"{stage.name}: its config, data or parent changed while it trained; the training is kept in {run}: "
-                "start again to train by the recipe as it is now"
+                f"{stage.name}: its config, data or parent changed while it trained; the training is kept in "
+                f"{training.path}: start again to train by the recipe as it is now"
             )
-        published, selected = _published(stage, run, newest)
+        published, selected = _published(stage, training.read_again(), newest)
         record = record_of(stage, published.step) | selected
         publish_checkpoint(published, stage.paths.ckpt, record)
         if not (published.path / FILES).is_file():  # one that may not write there publishes without the lock
@@ -94,12 +100,12 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     return 0
 
 
-def _seconds_to_push(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> float:
+def _seconds_to_push(stage: Stage, training: TrainingFolder, attempt: Attempt, stop: StopRequest) -> float:
     """Return the time for a last push at the end of an attempt, which keeps its nodes for so long.
 
     None is needed for a step that is pushed once it is published. A signal leaves little.
     """
-    if attempt.pushes_published and newest_step(run) >= stage.planned:
+    if attempt.pushes_published and training.read_again().newest_step >= stage.planned:
         return 0.0
     job = attempt.allocation.job
     if job is None:
@@ -108,30 +114,32 @@ def _seconds_to_push(stage: Stage, run: Path, attempt: Attempt, stop: StopReques
     return max(0.0, min(left, SECONDS_OF_SIGNAL if stop.signalled else LAST_PUSH_SECONDS))
 
 
-def _published(stage: Stage, run: Path, newest: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
+def _published(stage: Stage, training: TrainingFolder, newest: Checkpoint) -> tuple[Checkpoint, dict[str, Any]]:
     """Return the checkpoint to publish of a trained stage, and what its record tells of the choice."""
     stop_when = stage.config.stopping
-    ending = ending_in(run, stop_when, stage.planned, newest.step)
+    ending = ending_in(training, stop_when, stage.planned, newest.step)
     if ending is None:
         return newest, {}
-    return published_of(run, stop_when, ending, newest), {"selected": selected_of(stop_when, ending, stage.planned)}
+    published = published_of(training, stop_when, ending, newest)
+    return published, {"selected": selected_of(stop_when, ending, stage.planned)}
 
 
-def _reach(stage: Stage, run: Path, newest: Checkpoint | None) -> Reach:
+def _reach(stage: Stage, training: TrainingFolder, newest: Checkpoint | None) -> Reach:
     """Return how far an attempt from the newest checkpoint gets."""
-    return backend_of(stage.config.backend).reach_of(stage.config, run, newest, stage.planned, stage.rows)
+    return backend_of(stage.config.backend).reach_of(stage.config, training, newest, stage.planned, stage.rows)
 
 
-def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
+def _train(stage: Stage, training: TrainingFolder, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
     """Train on from the newest sound checkpoint; return the stage's last, None where it is to be continued."""
-    newest = newest_checkpoint(run, stage.planned) or _begun(stage, run, attempt.store)
+    newest = training.newest_checkpoint(stage.planned) or _begun(stage, training, attempt.store)
     planned = stage.config.planned_step(stage.rows)
-    step, aim, name = newest.step if newest else 0, _reach(stage, run, newest), stage.name
-    if newest_step(run) > stage.planned:
-        kept = ", ".join(str(checkpoint.step) for checkpoint in checkpoints(run))
+    step, aim, name = newest.step if newest else 0, _reach(stage, training, newest), stage.name
+    now = training.read_again()
+    if now.newest_step > stage.planned:
+        kept = ", ".join(str(checkpoint.step) for checkpoint in now.checkpoints)
         raise UserError(
-            f"{run}: step {stage.planned} was not kept, but steps {kept}; name one of these, or move the directory "
-            "away to train the stage again"
+            f"{training.path}: step {stage.planned} was not kept, but steps {kept}; name one of these, or move the "
+            "directory away to train the stage again"
         )
     if stage.blend:
         check_splits(stage.manifest)
@@ -140,41 +148,42 @@ def _train(stage: Stage, run: Path, attempt: Attempt, stop: StopRequest) -> Chec
     if aim.step == 0:
         raise UserError(f"{name}: its data end before the first step; see {attempt.log}")
     if attempt.publish_only:
-        begin_attempt(run, step, attempt.call, nodes=0)
-        end_attempt(run, step, "waited")
+        training.begin_attempt(step, attempt.call, nodes=0)
+        training.end_attempt(step, "waited")
         print(f"{name}: at step {step} of {planned}, the rest takes all its nodes; to be continued", flush=True)
         return None
-    if stuck := without_progress(run, attempt.call, step):
-        raise UserError(f"{run}: {stuck}; not trying again: see {attempt.log}")
+    if stuck := now.without_progress(attempt.call, step):
+        raise UserError(f"{training.path}: {stuck}; not trying again: see {attempt.log}")
     start = f"resumes from step {step}" if newest else "starts"
     until = f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
-    print(f"{name}: {start}, planned step {planned}{until}, identity {run.name}", flush=True)
-    reached = _attempt(stage, run, newest, aim, attempt, stop)
+    print(f"{name}: {start}, planned step {planned}{until}, identity {training.name}", flush=True)
+    reached = _attempt(stage, training, newest, aim, attempt, stop)
     step = reached.step if reached else 0
-    if reached is not None and step >= _reach(stage, run, reached).step:
+    if reached is not None and step >= _reach(stage, training.read_again(), reached).step:
         return reached
     if step < aim.step and stop.reason is None:
         why = f"training ended at step {step} of {aim.step} for no reason it gave"
-        raise UserError(f"{name}: {why}; the training is in {run}: see {attempt.log}")
+        raise UserError(f"{name}: {why}; the training is in {training.path}: see {attempt.log}")
     why = stop.reason or "as far as this attempt was to train"
     print(f"{name}: unfinished at step {step} of {planned} ({why}); to be continued", flush=True)
     return None
 
 
-def _begun(stage: Stage, run: Path, store: RemoteStore | None) -> Checkpoint | None:
+def _begun(stage: Stage, training: TrainingFolder, store: RemoteStore | None) -> Checkpoint | None:
     """Return the parent's published checkpoint, whose training the stage continues; None for another start."""
     if (record := stage.continued) is None:
         return None
-    folder = (stage.parent.paths.ckpt / "weights").resolve()
-    if (folder / ELSEWHERE).exists() and store:
-        pull(store, folder.parents[1], record["step"], is_whole=True)
-    for name, problem in differences(folder, record["files"], math.inf):
-        raise UserError(f"{folder / name}: {problem}, by {stage.parent.paths.record}; train {stage.parent.name} again")
-    return backend_of(stage.config.backend).begin_from(run, Checkpoint(record["step"], folder), stage.config)
+    parent = Checkpoint(record["step"], stage.parent.paths.weights.resolve())
+    if parent.is_elsewhere and store:
+        pull(store, TrainingFolder.behind(stage.parent.paths.ckpt), parent.step, is_whole=True)
+    for name, problem in differences(parent.path, record["files"], math.inf):
+        says = f"{problem}, by {stage.parent.paths.record}; train {stage.parent.name} again"
+        raise UserError(f"{parent.path / name}: {says}")
+    return backend_of(stage.config.backend).begin_from(training, parent, stage.config)
 
 
 def _attempt(
-    stage: Stage, run: Path, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
+    stage: Stage, training: TrainingFolder, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
     """Let the backend train, and note the attempt; return the newest checkpoint after it."""
     backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
@@ -193,9 +202,10 @@ def _attempt(
     if getattr(stage.config, "gym", None):
         made_by["gym_verdicts"] = VERDICTS
     count = len(hosts) or 1
-    begin_attempt(run, job.start, attempt.call, count, gpus, **made_by, hosts=[*hosts], sniff=health._asdict())
+    told = made_by | {"hosts": [*hosts], "sniff": health._asdict()}
+    training.begin_attempt(job.start, attempt.call, count, gpus, **told)
     if sick := [f"{node} is sick: {health.sick[node]}" for node in hosts if node in health.sick]:
-        end_attempt(run, job.start, "sick")
+        training.end_attempt(job.start, "sick")
         raise CutOffError(f"{'; '.join(sick)}; left out of the next submission")
     try:
         backend.train(job, replace(attempt.allocation, job=allocated))
@@ -208,26 +218,27 @@ def _attempt(
         blamed = [node for node in hosts if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", str(error))]
         raise
     finally:
-        reached = newest_checkpoint(run, aim.step, content=False)
+        now = training.read_again()
+        reached = now.newest_checkpoint(aim.step, content=False)
         step = reached.step if reached else 0
-        has_stopped = ending_in(run, stage.config.stopping, stage.planned, step) is not None
+        has_stopped = ending_in(now, stage.config.stopping, stage.planned, step) is not None
         if has_stopped or (step == aim.step and (aim.is_end or aim.step == stage.planned)):
             outcome = "finished"
         elif step == aim.step:
             outcome = "unfinished"
-        end_attempt(run, step, outcome, blamed)
+        training.end_attempt(step, outcome, blamed)
     return reached
 
 
-def requeue(run: Path, attempt: Attempt) -> None:
+def requeue(training: TrainingFolder, attempt: Attempt) -> None:
     """Go on in the Slurm job's next allocation, where the cluster allows; Slurm then ends this process.
 
     A job with a node to be left out is not requeued: it may get the node again.
     """
     job, site = attempt.allocation.job, attempt.allocation.site
     is_allowed = job is not None and job.requeues and site.slurm.requeue
-    is_allowed = is_allowed and not {*job.nodes, *job.beside} & {*left_out(run.parent.parent)}
-    if not is_allowed or without_progress(run, attempt.call, newest_step(run)):
+    is_allowed = is_allowed and not {*job.nodes, *job.beside} & {*left_out(training.path.parent.parent)}
+    if not is_allowed or training.without_progress(attempt.call, training.newest_step):
         return
     print(f"Slurm job {job.id} goes back into the queue for allocation {job.restarts + 2}", flush=True)
     try:

@@ -6,7 +6,7 @@ from typing import Any
 from scripts.files import write_json
 from scripts.recipe.model import PretrainedModel
 from scripts.stage.publish import export_checkpoint, publish_checkpoint, take_settings
-from scripts.stage.rundir import seal_checkpoint
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.export import export_pretrained
 from tests.stages import checkpoint_record
 
@@ -48,7 +48,7 @@ def export_trained(model: Any, tokenizer: Any, place: Path, like: Path | None) -
     saved.mkdir(parents=True)
     model.save_pretrained(saved)
     tokenizer.save_pretrained(saved)
-    checkpoint = seal_checkpoint(saved, place / "run", 1)
+    checkpoint = TrainingFolder(place / "run").seal(saved, 1)
     publish_checkpoint(checkpoint, place / "ckpt", checkpoint_record("sft", 1))
     export_checkpoint(place / "ckpt", place / "hf", like)
     return (place / "hf/model").resolve()

@@ -22,6 +22,7 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.train import KILLED
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.yaml_file import leaves
+from scripts.stage.training_folder import TrainingFolder
 from tests.slurm.nemo_rl import make_checkout
 from tests.slurm.processes import PATH
 
@@ -342,7 +343,7 @@ def left(run: Path) -> dict[str, Any]:
     """What a run's directory holds, and what our readers say of it."""
     folder = run / "checkpoints"
     checkpoints = sorted(path.name for path in folder.glob("*")) if folder.exists() else []
-    seal_finished(run)
+    seal_finished(TrainingFolder(run))
     steps = sorted(int(path.parent.name[5:]) for path in folder.glob("step_*/files.json"))
     found: dict[str, Any] = {"checkpoints": checkpoints, "sealed": steps, "reached": max(steps, default=0)}
     if steps:

@@ -18,8 +18,8 @@ from scripts.backends.nemo_rl.export import WORKER, convert
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.publish import publish_checkpoint
-from scripts.stage.rundir import newest_checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 from tests.nemo_rl.loops import Real, StandIn, Start, write_inputs
 from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
@@ -89,7 +89,11 @@ def test_the_real_loop_goes_on_with_a_parents_checkpoint_at_its_own_first_row(in
     runs = inputs / "continued" / kind
     assert real.train(kind, Start(most=2), runs / "parent")["loader"]["rows"] == 4
     (runs / "child/checkpoints").mkdir(parents=True)
-    lay_in(runs / "child", newest_checkpoint(runs / "parent"), SimpleNamespace(is_asynchronous=False))
+    lay_in(
+        TrainingFolder(runs / "child"),
+        TrainingFolder(runs / "parent").newest_checkpoint(),
+        SimpleNamespace(is_asynchronous=False),
+    )
     child = real.train(kind, Start(most=4), runs / "child")
     assert child["lines"] == [3, 4] and child["sealed"][-1] == 4
     assert child["info"]["total_steps"] == 4 and child["loader"]["rows"] == 4, "of the child's own"
@@ -115,7 +119,7 @@ def test_what_the_real_loop_of_sft_leaves_is_published_and_exported(inputs, real
     stage = Stage(load_recipe(inputs / "real.yaml"), inputs / "results", "sft")
     run = stage.paths.ckpt.parent / "run"
     assert real.train("sft", Start(most=2), run)["sealed"] == [1, 2]
-    publish_checkpoint(newest_checkpoint(run), stage.paths.ckpt, checkpoint_record("sft", 2))
+    publish_checkpoint(TrainingFolder(run).newest_checkpoint(), stage.paths.ckpt, checkpoint_record("sft", 2))
     venvs = inputs / "venvs"
     venvs.mkdir()
     (venvs / WORKER).symlink_to(Path(PYTHON).absolute().parents[1])

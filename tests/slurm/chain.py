@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from scripts.stage.attempts import read_attempts
-from scripts.stage.rundir import checkpoints
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import Workflow
 from tests.programs import until
 from tests.slurm.cluster import Cluster, ClusterError
@@ -124,7 +123,7 @@ class Chain:
 
     def until_saved(self, step: int, seconds: float = 600) -> None:
         """Wait until a checkpoint of this step or a later one lies there."""
-        self.until(lambda: any(it.step >= step for it in checkpoints(self.run)), seconds)
+        self.until(lambda: any(it.step >= step for it in TrainingFolder(self.run).checkpoints), seconds)
 
     def jobs(self, *states: str) -> list[dict[str, str]]:
         """The stage's jobs in these states (all: none given), oldest first: id, state, nodes, gpus."""
@@ -195,7 +194,7 @@ class Chain:
 
     def faults_of_the_log(self) -> list[str]:
         """What in the logs would mean that two trained at once, or more than a checkpoint interval was lost."""
-        steps, attempts = self.steps(), read_attempts(self.run)
+        steps, attempts = self.steps(), TrainingFolder(self.run).attempts
         begun = [attempt["from"] + 1 for attempt in attempts]
         found = [f"two jobs at once: {it}" for it in dict.fromkeys(self.at_once)]
         if sorted(set(steps)) != list(range(1, STEPS + 1)):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import Workflow
 from tests.slurm.chain import SAVE_PERIOD, Chain
 from tests.slurm.cluster import Cluster, ClusterError
@@ -86,5 +86,5 @@ def suffer(one: Fault, base: Workflow, root: Path, cluster: Cluster, expected: s
         problems += chain.faults_of_the_log() + chain.processes()
         read = [chain.telling(pattern) or f"NOT SAID: {pattern}" for pattern in one.reads]
         problems += [line for line in read if line.startswith("NOT SAID")]
-        attempts = [it for it in read_attempts(chain.run) if it["outcome"] != "waited"]
+        attempts = [it for it in TrainingFolder(chain.run).attempts if it["outcome"] != "waited"]
         return Outcome(chain.lost_steps(), chain.stood_still(), len(attempts), jobs, len(chain.calls), read, problems)

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from scripts.stage.attempts import read_attempts
 from scripts.stage.paths import STORE
+from scripts.stage.training_folder import TrainingFolder
 from tests.slurm.chain import STEPS, Chain
 from tests.slurm.cluster import Cluster
 from tests.slurm.fault import MIDDLE, Fault, Outcome, at_each_step, suffer
@@ -139,7 +139,7 @@ def _crash(chain: Chain) -> None:
     chain.start()
     assert chain.end() == 1
     chain.strike()
-    assert len(read_attempts(chain.run)) == 1, "a failure of its own was tried again"
+    assert len(TrainingFolder(chain.run).attempts) == 1, "a failure of its own was tried again"
     mend()
     chain.start()
 
@@ -170,7 +170,7 @@ def _let_no_ray_start(chain: Chain) -> None:
 def _pass_a_limit(chain: Chain) -> None:
     as_fast_as_it_can = at_each_step(chain, f"time.sleep({60 * chain.runtime / STEPS})")
     chain.start()
-    chain.until(lambda: [it for it in read_attempts(chain.run) if it["outcome"] == "unfinished"])
+    chain.until(lambda: [it for it in TrainingFolder(chain.run).attempts if it["outcome"] == "unfinished"])
     chain.strike()
     as_fast_as_it_can()
 

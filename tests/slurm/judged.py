@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.command import TOOLS, VLLM_PYTHON
-from scripts.stage.rundir import checkpoints
+from scripts.stage.training_folder import TrainingFolder
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import STAND_IN
 from tests.slurm.nemo_rl_chain import STEPS, NemoRlChain
@@ -95,7 +95,7 @@ class JudgedChain(NemoRlChain):
     def wait_for(self, step: int, is_over: Callable[[], bool]) -> None:
         """Wait for the checkpoint of a step, or the end of the call."""
         run, deadline = self.results / "rlvr1/run", time.monotonic() + PATIENCE
-        while not (run.exists() and any(it.step >= step for it in checkpoints(run))):
+        while not (run.exists() and any(it.step >= step for it in TrainingFolder(run).checkpoints)):
             if is_over() or time.monotonic() > deadline:
                 return
             time.sleep(0.1)

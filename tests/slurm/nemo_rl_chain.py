@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from scripts.backends.nemo_rl.export import WORKER
-from scripts.stage.attempts import read_attempts
 from scripts.stage.progress import read_log
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import Workflow
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl import make_checkout
@@ -123,7 +123,7 @@ class NemoRlChain(Workflow):
 
     def attempts(self, stage: str) -> list[dict[str, Any]]:
         """The attempts at a stage."""
-        return read_attempts(self.results / stage / "run")
+        return TrainingFolder(self.results / stage / "run").attempts
 
     def log(self, stage: str) -> str:
         """What the attempts at a stage printed."""

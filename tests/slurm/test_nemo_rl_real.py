@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from scripts.stage.rundir import checkpoints
+from scripts.stage.training_folder import TrainingFolder
 from tests.production import CHECKOUTS, PYTHON, needs_nemo_rl
 from tests.slurm.cluster import Cluster
 from tests.slurm.nemo_rl_real import BATCHES, PROMPTS, RealChain, image_of
@@ -62,7 +62,7 @@ def trained(chain: RealChain, stage: str) -> list[dict[str, Any]]:
 def requeue_after(chain: RealChain, step: int, is_over: Callable[[], bool]) -> None:
     """Put rlvr1's job back into the queue once it has sealed a checkpoint of this step."""
     run, deadline = chain.results / "rlvr1/run", time.monotonic() + PATIENCE
-    while not (run.exists() and any(it.step >= step for it in checkpoints(run))):
+    while not (run.exists() and any(it.step >= step for it in TrainingFolder(run).checkpoints)):
         if is_over() or time.monotonic() > deadline:
             return
         time.sleep(0.2)

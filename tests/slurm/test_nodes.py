@@ -7,7 +7,7 @@ import yaml
 
 pytest.importorskip("torch")
 
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import Workflow
 from tests.slurm.chain import Chain, make_base
 from tests.slurm.cluster import Cluster
@@ -42,7 +42,7 @@ def test_a_sick_node_ends_the_attempt_before_ray_and_the_next_submission_goes_wi
     with Chain(base, tmp_path, sick, nodes=2, sniff=True) as chain:
         chain.start()
         assert chain.end() == 0
-        first, second = read_attempts(chain.run)
+        first, second = TrainingFolder(chain.run).attempts
         assert (first["outcome"], first["hosts"]) == ("sick", ["node1", "node2"])
         assert re.fullmatch(r"/dev/shm has \d MB free", first["sniff"]["sick"]["node2"])  # noqa: S108
         assert first["ended"] - first["time"] < 5
@@ -58,7 +58,7 @@ def test_a_spare_takes_the_place_of_the_sick_node_which_goes_back_to_slurm(base,
     with Chain(base, tmp_path, sick, nodes=2, spares=1, sniff=True) as chain:
         chain.start()
         assert chain.end() == 0
-        (attempt,) = read_attempts(chain.run)
+        (attempt,) = TrainingFolder(chain.run).attempts
         assert (attempt["outcome"], attempt["nodes"], attempt["hosts"]) == ("finished", 2, ["node1", "node3"])
         assert chain.submitted() == 1
         assert chain.jobs()[-1]["nodes"] == "node[1,3]"

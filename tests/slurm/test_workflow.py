@@ -9,8 +9,8 @@ import yaml
 
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.jobs import latest_jobs
-from scripts.stage.attempts import read_attempts
 from scripts.stage.remote import push
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import Workflow
 from tests.programs import until
 
@@ -49,7 +49,7 @@ def trained(slurm, tmp_path_factory):
 def test_the_chain_runs_to_its_report_and_a_stage_trains_on_two_hosts(trained, slurm):
     assert (trained.results / "report.html").exists()
     for stage, nodes in {"sft": 1, "rlvr1": 2, "rlhf": 1}.items():
-        (attempt,) = read_attempts(trained.results / stage / "run")
+        (attempt,) = TrainingFolder(trained.results / stage / "run").attempts
         assert (attempt["outcome"], attempt["nodes"]) == ("finished", nodes)
         assert attempt["host"].startswith("node"), "it ran on a host of the cluster"
     logs = [log.read_text() for log in trained.results.glob("rlvr1/logs/ray-*/ray-node*.log")]
@@ -100,7 +100,7 @@ def test_publishing_again_takes_a_light_job(trained):
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
     assert "nodes=1," in train and "gres" not in train
     assert json.loads((trained.results / "rlvr1/ckpt/record.json").read_text())["step"] == 3
-    assert len(read_attempts(trained.results / "rlvr1/run")) == 1
+    assert len(TrainingFolder(trained.results / "rlvr1/run").attempts) == 1
 
 
 def test_what_another_run_trained_takes_a_light_job_too(trained):
@@ -109,7 +109,7 @@ def test_what_another_run_trained_takes_a_light_job_too(trained):
     output = trained.snakemake("--profile", "profiles/slurm", *QUICK, target, "--config", "run=again")
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
     assert "nodes=1," in train and "gres" not in train
-    (attempt,) = read_attempts(trained.root / "results/again/rlvr1/run")
+    (attempt,) = TrainingFolder(trained.root / "results/again/rlvr1/run").attempts
     assert attempt["nodes"] == 2
 
 
@@ -128,14 +128,14 @@ def test_a_light_job_pushes_and_another_tree_publishes_what_is_in_the_store_with
     train = re.search(r"rule train:(?:\n    .+)+", output)[0]
     assert "nodes=1," in train and "gres" not in train
     assert other.content("sft") == trained.content("sft")
-    assert read_attempts(other.results / "sft/run") == read_attempts(trained.results / "sft/run")
+    assert TrainingFolder(other.results / "sft/run").attempts == TrainingFolder(trained.results / "sft/run").attempts
     trained.configure(site="test")
 
-    push(RemoteStore(store["remote"]), (trained.results / "rlvr1/run").resolve(), "rlvr1", 2)
+    push(RemoteStore(store["remote"]), TrainingFolder((trained.results / "rlvr1/run").resolve()), "rlvr1", 2)
     output = other.snakemake("--profile", "profiles/slurm", *QUICK, "results/short/rlvr1/ckpt")
     assert re.findall(r"rule train:(?:\n    .+)+?nodes=(\d)", output) == ["1", "2"], "all nodes only after the fetch"
     assert other.content("rlvr1") == trained.content("rlvr1")
-    attempts = read_attempts(other.results / "rlvr1/run")[-2:]
+    attempts = TrainingFolder(other.results / "rlvr1/run").attempts[-2:]
     assert [(each["from"], each["to"], each["outcome"]) for each in attempts] == [
         (2, 2, "waited"),
         (2, 3, "finished"),
@@ -150,7 +150,7 @@ def test_variants_of_a_sweep_train_on_nodes_and_the_choice_is_made_beside_snakem
         "--profile", "profiles/slurm", *QUICK, "results/short/rlhf.best-held_out_mean/choice.json"
     )
     for variant in ("rlhf.lr-0.002", "rlhf.lr-0.004"):
-        attempts = read_attempts(trained.results / variant / "run")
+        attempts = TrainingFolder(trained.results / variant / "run").attempts
         assert [(attempt["from"], attempt["to"]) for attempt in attempts] == [(0, 3)]
         assert all(attempt["host"].startswith("node") for attempt in attempts)
     assert len(re.findall(r"localcheckpoint choose:", output)) == 1

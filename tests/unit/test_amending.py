@@ -13,23 +13,21 @@ from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import config_text
-from scripts.records import Facts
+from scripts.records import Facts, Reach
 from scripts.report.chain import chain_text, read_chain
 from scripts.report.verify import verify
 from scripts.stage.amending import amend, undo
-from scripts.stage.attempts import read_attempts
 from scripts.stage.consistency import of_checkpoint
 from scripts.stage.estimate import estimate
 from scripts.stage.owner import hold
-from scripts.stage.paths import owner_of
-from scripts.stage.progress import Reach, note_reach, noted_reach, read_log
+from scripts.stage.progress import read_log
 from scripts.stage.provenance import record_of
 from scripts.stage.publish import publish_checkpoint
 from scripts.stage.rule_settings import settings_files
-from scripts.stage.rundir import checkpoints, damage_of, newest_checkpoint, newest_step
 from scripts.stage.stage import Stage
 from scripts.stage.state import States
 from scripts.stage.store import facts_in, identity_of
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT, SHORT
 from tests.stages import as_of, checkpoint, open_folder, ready_stage
 from tests.unit.test_store import fill, here, killed_at, log, save  # noqa: F401  (here: a fixture)
@@ -82,7 +80,7 @@ def stage():
     write_environment("1 / len(response)")
     run = fill(open_folder(stage_of()), 2, 4, 6, 8)
     log(run, [9])
-    note_reach(run, 8, Reach(12))
+    TrainingFolder(run).note_reach(8, Reach(12))
     write_environment("1 / max(1, len(response))")
     return stage_of()
 
@@ -105,13 +103,13 @@ def test_a_training_that_differs_in_an_environments_file_is_gone_on_from(stage):
     folder = Path("results/store", amended.identity)
     assert amended.identity == amendment["identity"] not in (before.name, stage.identity)
     assert amended.facts == stage.facts | {"amended": {"from": before.name, "step": 8}}
-    assert amended.paths.run == folder and [each.step for each in checkpoints(folder)] == [2, 4, 6, 8]
-    assert newest_checkpoint(folder).step == 8
+    assert amended.paths.run == folder and [each.step for each in TrainingFolder(folder).checkpoints] == [2, 4, 6, 8]
+    assert TrainingFolder(folder).newest_checkpoint().step == 8
     linked, of_before = (checkpoint(run, 8) / "model.safetensors" for run in (folder, before))
     assert linked.samefile(of_before)
     assert [it["step"] for it in read_log(folder / "metrics.jsonl")] == [*range(1, 9)]
-    assert [(it["from"], it["to"], it["outcome"]) for it in read_attempts(folder)] == [(0, 8, "amended")]
-    assert noted_reach(folder, 8) == Reach(12)
+    assert [(it["from"], it["to"], it["outcome"]) for it in TrainingFolder(folder).attempts] == [(0, 8, "amended")]
+    assert TrainingFolder(folder).noted_reach(8) == Reach(12)
     assert facts_in(read_json(folder / "identity.json")) == amended.facts
 
 
@@ -137,9 +135,9 @@ def test_plan_names_the_command_and_then_the_step(stage):
 def test_without_the_link_to_its_folder_an_amended_stage_still_goes_on_from_the_step(stage):
     amend(stage, BECAUSE)
     amended = replace(stage)
-    shutil.rmtree(amended.training)
+    shutil.rmtree(amended.training.path)
     assert (state_of(amended).state, state_of(amended).start) == ("unfinished", 8)
-    assert newest_step(open_folder(amended)) == 8
+    assert TrainingFolder(open_folder(amended)).newest_step == 8
 
 
 def test_a_stage_without_an_amendment_has_the_identity_that_it_had(stage):
@@ -153,7 +151,7 @@ def test_a_stage_without_an_amendment_has_the_identity_that_it_had(stage):
 def test_what_was_undone_trains_from_the_start_and_may_be_amended_again(stage):
     first = amend(stage, BECAUSE)
     assert undo(replace(stage)) == first
-    assert newest_step(open_folder(replace(stage))) == 0
+    assert TrainingFolder(open_folder(replace(stage))).newest_step == 0
     with pytest.raises(UserError, match="is not amended as it is now"):
         undo(replace(stage))
     again = amend(replace(stage), "a second thought")
@@ -173,7 +171,7 @@ def test_snakemake_comes_to_know_of_an_amendment_and_of_its_end(stage):
 
 def test_an_edit_after_it_is_told_and_amended_from_the_amended(stage):
     first = amend(stage, BECAUSE)
-    save(replace(stage).training, 10)
+    save(replace(stage).training.path, 10)
     write_environment("0.5")
     edited = stage_of()
     assert edited.amendment is None and "step 10 was reached before environments.mine changed" in planned_words(edited)
@@ -252,14 +250,14 @@ def test_a_damaged_checkpoint_is_not_gone_on_from(stage):
 
 
 def test_a_training_at_work_is_not_gone_on_from(stage):
-    with hold(owner_of(stage.paths.run)), pytest.raises(UserError, match="is at work here"):
+    with hold(TrainingFolder(stage.paths.run).owner_file), pytest.raises(UserError, match="is at work here"):
         amend(stage, BECAUSE)
 
 
 def test_a_start_that_is_gone_is_named_with_the_way_out(stage):
     run = stage.paths.run
     amend(stage, BECAUSE)
-    shutil.rmtree(replace(stage).training)
+    shutil.rmtree(replace(stage).training.path)
     shutil.rmtree(run)
     with pytest.raises(UserError, match=r"step_8: is not there, .*stagecoach amend rlvr1 --undo"):
         open_folder(replace(stage))
@@ -268,10 +266,10 @@ def test_a_start_that_is_gone_is_named_with_the_way_out(stage):
 def test_a_stage_that_started_from_the_start_meanwhile_is_still_amended(stage):
     save(open_folder(stage), 2)
     assert amend(stage, BECAUSE)["step"] == 8
-    save(replace(stage).training, 10)
+    save(replace(stage).training.path, 10)
     undo(replace(stage))
     for step in (4, 6, 8):
-        save(stage.training, step)
+        save(stage.training.path, step)
     with pytest.raises(UserError, match="its own training is at step 8"):
         amend(replace(stage), BECAUSE)
 
@@ -279,8 +277,8 @@ def test_a_stage_that_started_from_the_start_meanwhile_is_still_amended(stage):
 def test_record_and_lineage_tell_step_environment_and_reason(stage):
     amend(stage, BECAUSE)
     amended = replace(stage)
-    fill(amended.training, 12)
-    publish_checkpoint(checkpoints(amended.training)[-1], amended.paths.ckpt, record_of(amended, 12))
+    fill(amended.training.path, 12)
+    publish_checkpoint(amended.training.checkpoints[-1], amended.paths.ckpt, record_of(amended, 12))
     record = read_json(amended.paths.record)
     assert record["facts"]["amended"] == {"from": record["amended"][0]["from"], "step": 8}
     assert record["trained_by"][0]["steps"][0] == 1
@@ -307,19 +305,25 @@ def test_a_kill_at_any_moment_leaves_the_stage_as_it_was_or_amended(stage):
     shutil.copytree("results", "before", symlinks=True)
     for call in range(1, 1000, 7):
         status = killed_at(call, lambda: amend(replace(stage), BECAUSE))
-        assert all(damage_of(each.path) is None for run in Path("results/store").glob("*") for each in checkpoints(run))
-        assert newest_step(before) == 8
+        assert all(
+            each.damage() is None for run in Path("results/store").glob("*") for each in TrainingFolder(run).checkpoints
+        )
+        assert TrainingFolder(before).newest_step == 8
         found = replace(stage)
         assert state_of(found).state == ("unfinished" if found.amendment else "stale")
         if status == 0:
             break
         assert status == -signal.SIGKILL
         assert amend(replace(stage), BECAUSE)["step"] == 8
-        folder = replace(stage).training
-        assert [each.step for each in checkpoints(folder)] == [2, 4, 6, 8] and newest_checkpoint(folder).step == 8
+        folder = replace(stage).training.path
+        assert [each.step for each in TrainingFolder(folder).checkpoints] == [2, 4, 6, 8] and TrainingFolder(
+            folder
+        ).newest_checkpoint().step == 8
         assert [it["step"] for it in read_log(folder / "metrics.jsonl")] == [*range(1, 9)]
         left = [path for path in Path("results").rglob("*") if path.name.startswith(".") or path.name == "owner.json"]
-        assert [path for path in left if path != owner_of(before)] == [], "a dead lock of the other folder stops nobody"
+        assert [path for path in left if path != TrainingFolder(before).owner_file] == [], (
+            "a dead lock of the other folder stops nobody"
+        )
         shutil.rmtree("results")
         shutil.copytree("before", "results", symlinks=True)
     assert call > 50

@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from scripts.backends.nemo_rl.checkpoints import lay_in, seal_finished, sure_step
-from scripts.stage.rundir import newest_checkpoint
+from scripts.stage.training_folder import TrainingFolder
 from tests.unit.test_nemo_rl_checkpoints import save
 
 
@@ -27,16 +27,16 @@ def parent(tmp_path):
     (path / "config.yaml").write_text(yaml.safe_dump(config))
     torch.save({"_iterator_finished": False, "_num_yielded": 6}, path / "train_dataloader.pt")
     torch.save({"target_weight_versions": [4, 4]}, path / "replay_buffer.pt")
-    seal_finished(run)
-    return newest_checkpoint(run)
+    seal_finished(TrainingFolder(run))
+    return TrainingFolder(run).newest_checkpoint()
 
 
 @pytest.mark.parametrize(("is_asynchronous", "current"), [(False, 0), (True, 4)])
 def test_a_parents_checkpoint_is_laid_in_with_rows_that_begin_anew(parent, tmp_path, is_asynchronous, current):
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    laid = lay_in(run, parent, SimpleNamespace(is_asynchronous=is_asynchronous))
-    assert newest_checkpoint(run) == laid and laid.step == 4
+    laid = lay_in(TrainingFolder(run), parent, SimpleNamespace(is_asynchronous=is_asynchronous))
+    assert TrainingFolder(run).newest_checkpoint() == laid and laid.step == 4
     assert not (laid.path / "replay_buffer.pt").exists()
     info = json.loads((laid.path / "training_info.json").read_text())
     assert info == {"current_step": current, "current_epoch": 0, "total_steps": 4, "consumed_samples": 32}
@@ -46,6 +46,6 @@ def test_a_parents_checkpoint_is_laid_in_with_rows_that_begin_anew(parent, tmp_p
     assert sure_step(parent, rows=16) < sure_step(laid, rows=16) == 4 + 16 // 2 - 2
     before = sorted(run.rglob("*"))
     assert (
-        lay_in(run, parent, SimpleNamespace(is_asynchronous=is_asynchronous)) == laid
+        lay_in(TrainingFolder(run), parent, SimpleNamespace(is_asynchronous=is_asynchronous)) == laid
         and sorted(run.rglob("*")) == before
     )

@@ -17,6 +17,7 @@ from scripts.remote.limits import Limits, own_memory
 from scripts.remote.remote_store import MARKER, RemoteStore
 from scripts.stage.remote import pull, push
 from scripts.stage.state import States, reasons_away
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import refusal
 from tests.faulty_s3 import FAULTS, FAULTS_BEFORE, before, refusing, serving, speaking_no_tls
 from tests.stages import open_folder
@@ -71,8 +72,8 @@ def test_a_faulty_server_is_neither_an_empty_store_nor_waited_for(name, short, m
         calls = {
             "list": lambda: [*listed(PROJECT, store)],
             "plan": store.steps,
-            "push": lambda: push(store, run, "sft"),
-            "fetch": lambda: pull(store, run, 2, is_whole=True),
+            "push": lambda: push(store, TrainingFolder(run), "sft"),
+            "fetch": lambda: pull(store, TrainingFolder(run), 2, is_whole=True),
             "verify": lambda: [*verified(store, content=True)],
             "prune": lambda: [*pruned(PROJECT, store, Prune())],
         }
@@ -108,7 +109,7 @@ def test_a_sound_server_behind_the_same_program_serves_and_a_cut_body_is_no_file
     run = fill(open_folder(stage_of("a")), 2)
     with serving(before(sound, FAULTS_BEFORE["none"])) as address:
         at(address, monkeypatch)
-        assert push(RemoteStore(url), run, "sft") > 0
+        assert push(RemoteStore(url), TrainingFolder(run), "sft") > 0
         assert [*verified(RemoteStore(url), content=True)] == []
     with serving(before(sound, FAULTS_BEFORE["truncated body"])) as address:
         host = at(address, monkeypatch)
@@ -116,7 +117,7 @@ def test_a_sound_server_behind_the_same_program_serves_and_a_cut_body_is_no_file
         assert len(said) == 1 and isinstance(said[0], UserError) and host in str(said[0])
         other = Path("other", run.name)
         other.mkdir(parents=True)
-        assert host in refusal(pull, RemoteStore(url), other, 2, True)
+        assert host in refusal(pull, RemoteStore(url), TrainingFolder(other), 2, True)
         assert not (other / "checkpoints").exists()
 
 
@@ -147,18 +148,18 @@ def test_a_transfer_below_the_least_pace_is_given_up(train, s3, short, tmp_path,
     monkeypatch.setattr(limits, "LIMITS", replace(SHORT, request=20.0, listing=20.0))
     with serving(only_for("PUT", FAULTS["accepts and is silent"], passes_on)) as address:
         host = at(address, monkeypatch)
-        said = refusal(push, RemoteStore(url), run, "sft")
+        said = refusal(push, RemoteStore(url), TrainingFolder(run), "sft")
         assert host in said and " bytes moved in 3 s, fewer than 10 kB/s" in said
         assert RemoteStore(url).steps() == {}, "a manifest is written last"
     at(sound, monkeypatch)
     url += "-sound"  # a push given up keeps its claim on the store for minutes
-    assert push(RemoteStore(url), run, "sft") > 0
+    assert push(RemoteStore(url), TrainingFolder(run), "sft") > 0
     monkeypatch.setattr("scripts.remote.bounded.AtMost.relative_update", lambda *_: None)  # the size is not the fault
     with serving(only_for("GET", dribbles, passes_on)) as address:
         host = at(address, monkeypatch)
         other = Path("other", run.name)
         other.mkdir(parents=True)
-        said = refusal(pull, RemoteStore(url), other, 2, True)
+        said = refusal(pull, RemoteStore(url), TrainingFolder(other), 2, True)
         assert host in said and " bytes moved in 0.6 s, fewer than 10 kB/s" in said
 
 
@@ -169,14 +170,14 @@ def test_a_file_with_more_bytes_than_the_manifest_says_is_not_fetched_to_its_end
     sound, url = os.environ["AWS_ENDPOINT_URL"], f"s3://bucket/{tmp_path.name}"
     monkeypatch.setattr(limits, "LIMITS", Limits())
     run = fill(open_folder(stage_of("a")), 2)
-    assert push(RemoteStore(url), run, "sft") > 0
+    assert push(RemoteStore(url), TrainingFolder(run), "sft") > 0
     endless = only_for("GET", FAULTS["endless body"], before(sound, FAULTS_BEFORE["none"]))
     with serving(endless) as address:
         at(address, monkeypatch)
         other = Path("other", run.name)
         other.mkdir(parents=True)
         moved = limits.TRAFFIC.moved
-        assert "push the training again" in refusal(pull, RemoteStore(url), other, 2, True)
+        assert "push the training again" in refusal(pull, RemoteStore(url), TrainingFolder(other), 2, True)
         assert limits.TRAFFIC.moved - moved < 64 << 20 and not (other / "checkpoints").exists()
 
 
@@ -227,7 +228,7 @@ def test_an_unmounted_share_is_unknown_and_nothing_is_pushed_into_it(train, tmp_
     share = away_mount(tmp_path)
     run = fill(open_folder(stage_of("a")), 2)
     url = str(tmp_path / place)
-    said = refusal(push, RemoteStore(url), run, "sft")
+    said = refusal(push, RemoteStore(url), TrainingFolder(run), "sft")
     assert url in said and "stagecoach store init" in said
     assert not [*share.iterdir()] and not (tmp_path / "missing").exists()
     for call in (lambda store: [*listed(PROJECT, store)], lambda store: [*verified(store, content=False)]):
@@ -256,25 +257,27 @@ def test_a_new_store_is_empty_and_a_store_of_an_earlier_release_gets_its_marker_
     assert RemoteStore(url).steps() == {}
     stage = stage_of("a")
     assert train(stage, store=RemoteStore(url)) == (0, [0])
-    run = stage.training
-    push(RemoteStore(url), run, "sft")
+    run = stage.training.path
+    push(RemoteStore(url), TrainingFolder(run), "sft")
     marker = Path(url, MARKER)
     marker.unlink()
     assert RemoteStore(url).steps() == {run.name: [4]}
     for manifest in Path(url).glob("trainings/*"):
         manifest.unlink()
     assert RemoteStore(url).steps() == {}, "objects alone are a store, too"
-    push(RemoteStore(url), run, "sft")
+    push(RemoteStore(url), TrainingFolder(run), "sft")
     assert marker.exists()
 
 
 def test_a_push_to_a_misspelt_bucket_makes_no_bucket(train, s3, short, monkeypatch):
     monkeypatch.setattr(limits, "LIMITS", Limits())
     run = fill(open_folder(stage_of("a")), 2)
-    assert "s3://buckt/store" in refusal(push, RemoteStore("s3://buckt/store"), run, "sft")
+    assert "s3://buckt/store" in refusal(push, RemoteStore("s3://buckt/store"), TrainingFolder(run), "sft")
     assert "no store is there" in refusal(RemoteStore("s3://buckt/store").steps)
     assert not (s3 / "buckt").exists()
-    assert push(RemoteStore("s3://bucket/first"), run, "sft") > 0, "the first push to a bucket makes the store"
+    assert push(RemoteStore("s3://bucket/first"), TrainingFolder(run), "sft") > 0, (
+        "the first push to a bucket makes the store"
+    )
     assert (s3 / "bucket/first" / MARKER).exists()
 
 
@@ -289,7 +292,7 @@ def test_a_share_that_does_not_answer_is_given_up(train, tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "LIMITS", SHORT)
     url = new_store(str(tmp_path / "remote")).url
     run = fill(open_folder(stage_of("a")), 2)
-    push(RemoteStore(url), run, "sft")
+    push(RemoteStore(url), TrainingFolder(run), "sft")
     (manifest,) = Path(url).glob("trainings/*")
     manifest.unlink()
     os.mkfifo(manifest)  # to open one for reading waits for a writer, as a file of a dead server does

@@ -23,6 +23,7 @@ from scripts.recipe.load import load_recipe
 from scripts.rows.prompts import prompt_for_reading
 from scripts.stage.bootstrap import changes
 from scripts.stage.tables import write_metrics, write_table
+from scripts.stage.training_folder import TrainingFolder
 from tests.cases import cases
 from tests.conftest import ROOT, SHORT
 
@@ -222,22 +223,24 @@ def running(tmp_path, **columns):
 def test_a_running_stage_that_diverges_is_ended_with_its_curves_at_hand(tmp_path):
     run = running(tmp_path, kl=[0.01] * 8 + [0.5] * 6)
     bound = Criterion(metric="max_kl", max=0.1)
-    refuse_divergence("rlvr1", [bound], run, last_step=8)
+    refuse_divergence("rlvr1", [bound], TrainingFolder(run), last_step=8)
     told = r"rlvr1: stopped.*max_kl is 0\.304, max 0\.1 .*first at step 9; mend .* steps are in \S+/metrics\.jsonl$"
     with pytest.raises(UserError, match=told):
-        refuse_divergence("rlvr1", [bound], run, last_step=11)
+        refuse_divergence("rlvr1", [bound], TrainingFolder(run), last_step=11)
 
 
 @cases("gates.going_on", "criterion")
 def test_a_running_stage_goes_on_where_its_gate_may_still_let_it_pass(tmp_path, criterion):
-    refuse_divergence("s", [Criterion(**criterion)], running(tmp_path, kl=[0.5] * 12, reward_std=[0.3] * 12), 12)
+    refuse_divergence(
+        "s", [Criterion(**criterion)], TrainingFolder(running(tmp_path, kl=[0.5] * 12, reward_std=[0.3] * 12)), 12
+    )
 
 
 def test_a_running_stage_is_not_judged_before_its_windows_are_full(tmp_path):
     bound, run = Criterion(metric="min_reward_std", min=0.1), running(tmp_path, reward_std=[0.0] * 10)
-    refuse_divergence("s", [bound], run, last_step=9)
+    refuse_divergence("s", [bound], TrainingFolder(run), last_step=9)
     with pytest.raises(UserError, match=r"min_reward_std is 0, min 0\.1"):
-        refuse_divergence("s", [bound], run, last_step=10)
+        refuse_divergence("s", [bound], TrainingFolder(run), last_step=10)
 
 
 def test_a_stage_in_training_has_the_default_bounds_on_rollouts_that_its_gate_leaves_open():

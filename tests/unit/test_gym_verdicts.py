@@ -13,8 +13,8 @@ from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.sampling.judge import JUDGED
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.tables import write_table
+from scripts.stage.training_folder import TrainingFolder
 from tests import programs
 from tests.conftest import ROOT, SHORT
 
@@ -41,14 +41,14 @@ def train(results: Path, stage: str, attempts: list[tuple[int, int, dict]], unju
     (results / stage).mkdir()
     (results / stage / "run").symlink_to(run)
     for begun, ended, more in attempts:
-        begin_attempt(run, begun, **more)
+        TrainingFolder(run).begin_attempt(begun, **more)
         (run / "metrics.jsonl").write_text(
             "".join(
                 json.dumps({"step": step, "unjudged_share": unjudged.get(step, 0.0)}) + "\n"
                 for step in range(1, ended + 1)
             )
         )
-        end_attempt(run, ended, "finished")
+        TrainingFolder(run).end_attempt(ended, "finished")
 
 
 NOW = {"gym_verdicts": VERDICTS}

@@ -12,11 +12,11 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.report.chain import chain_text, read_chain
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.provenance import code_revision, parent_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of
+from scripts.stage.training_folder import TrainingFolder
 from tests import programs
 from tests.conftest import ROOT
 from tests.published import publish
@@ -44,7 +44,7 @@ def test_the_record_tells_the_whole_chain_back_to_datasets_code_config_and_seeds
 def test_published_again_by_other_code_the_record_keeps_its_bytes_and_the_exports_record_tells_no_code(chain):
     record, export = chain / "sft/ckpt/record.json", chain / "sft/hf/record.json"
     before = record.read_bytes(), export.read_bytes()
-    begin_attempt(chain / "sft/run", 3, code=CODE)  # another commit looks at it, and finds it trained
+    TrainingFolder(chain / "sft/run").begin_attempt(3, code=CODE)  # another commit looks at it, and finds it trained
     publish(chain, "sft")
     export_checkpoint(chain / "sft/ckpt", chain / "sft/hf")
     assert (record.read_bytes(), export.read_bytes()) == before
@@ -62,10 +62,10 @@ def test_each_step_is_told_of_the_attempt_whose_training_of_it_is_in_the_checkpo
         (10, 12, CODE, "finished"),  # the checkpoints after 10 were damaged
         (12, 12, other, "finished"),
     ):
-        begin_attempt(tmp_path, first, code=code)
+        TrainingFolder(tmp_path).begin_attempt(first, code=code)
         if outcome:
-            end_attempt(tmp_path, last, outcome)
-    assert [(span["steps"], span["code"]["commit"][0]) for span in trained_by(tmp_path, 12)] == [
+            TrainingFolder(tmp_path).end_attempt(last, outcome)
+    assert [(span["steps"], span["code"]["commit"][0]) for span in trained_by(TrainingFolder(tmp_path), 12)] == [
         ([1, 8], "c"),
         ([9, 10], "d"),
         ([11, 12], "c"),

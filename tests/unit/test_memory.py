@@ -252,12 +252,11 @@ def test_a_training_out_of_memory_ends_with_what_needs_less_and_where_it_goes_on
     import torch
 
     from scripts.backends.protocol import StopRequest, TrainingJob
-    from scripts.stage.rundir import seal_checkpoint
 
     folder, recipe = results
     job = TrainingJob.of(Stage(recipe, folder, "sft"), max_num_steps=4, threads=1, stop=StopRequest())
     (job.run / "saving").mkdir(parents=True)
-    seal_checkpoint(job.run / "saving", job.run, 3)
+    job.training.seal(job.run / "saving", 3)
 
     with pytest.raises(RuntimeError) as error:
         torch.empty(1 << 60, dtype=torch.uint8)

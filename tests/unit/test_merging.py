@@ -20,7 +20,8 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.expand import expand
 from scripts.stage.progress import read_log
-from scripts.stage.rundir import FILES, newest_checkpoint
+from scripts.stage.rundir import FILES
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 from tests.pretrained import save_pretrained
 from tests.trials import break_weight
@@ -277,6 +278,7 @@ def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(mode
 KILLED = """
 import os, signal, sys; from pathlib import Path; from types import SimpleNamespace
 from scripts.backends.trl import merge_weights; from scripts.backends.trl.merging import MergeConfig
+from scripts.stage.training_folder import TrainingFolder
 run, a, b, shards = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 save, written = merge_weights.save_file, []
 def saved(*arguments, **options):
@@ -287,7 +289,9 @@ def saved(*arguments, **options):
 merge_weights.save_file = saved
 config = MergeConfig.model_validate({"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}})
 roles = {"merge.a": a, "merge.b": b}
-merge_weights.merge_exports(SimpleNamespace(stage="soup", config=config, roles=roles, parent_model=None, run=run, threads=1))
+training = TrainingFolder(run)
+job = SimpleNamespace(stage="soup", config=config, roles=roles, parent_model=None, run=run, training=training, threads=1)
+merge_weights.merge_exports(job)
 """
 
 
@@ -300,9 +304,9 @@ def test_a_killed_merge_leaves_no_checkpoint_and_is_made_again_to_the_bit(models
 
     assert merge(tmp_path / "straight", 0) == 0
     assert merge(tmp_path / "killed", 3) == -9
-    assert newest_checkpoint(tmp_path / "killed") is None
+    assert TrainingFolder(tmp_path / "killed").newest_checkpoint() is None
     assert merge(tmp_path / "killed", 0) == 0
-    first, second = (newest_checkpoint(tmp_path / run) for run in ("straight", "killed"))
+    first, second = (TrainingFolder(tmp_path / run).newest_checkpoint() for run in ("straight", "killed"))
     assert (first.step, read_json(first.path / FILES)) == (1, read_json(second.path / FILES))
     left = sorted(path.name for path in (tmp_path / "killed").iterdir())
     assert left == ["checkpoints", "metrics.jsonl"]

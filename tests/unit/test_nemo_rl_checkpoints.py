@@ -14,7 +14,8 @@ from scripts.backends.nemo_rl.checkpoints import (
     seal_finished,
 )
 from scripts.errors import UserError
-from scripts.stage.rundir import FILES, checkpoints, damage_of, newest_checkpoint
+from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 
 SHARD = f"{MEGATRON}/__0_0.distcp"
 
@@ -77,7 +78,7 @@ def test_each_part_that_is_missing_or_cut_is_named(run, file, content, why):
     path = save(run, 2)
     (path / file).unlink() if content is None else (path / file).write_text(content)
     assert reason_unfinished(path).startswith(why)
-    assert seal_finished(run) == [] and not (path / FILES).exists()
+    assert seal_finished(TrainingFolder(run)) == [] and not (path / FILES).exists()
 
 
 def test_weights_that_are_not_there_are_missed(run):
@@ -99,11 +100,11 @@ def test_every_whole_checkpoint_is_sealed_once_in_order(run):
         save(run, step)
     (run / "checkpoints/tmp_step_12").mkdir()
     (run / "checkpoints/step_last").mkdir()
-    assert [checkpoint.step for checkpoint in seal_finished(run)] == [2, 4, 10]
-    assert seal_finished(run) == []
+    assert [checkpoint.step for checkpoint in seal_finished(TrainingFolder(run))] == [2, 4, 10]
+    assert seal_finished(TrainingFolder(run)) == []
     save(run, 12)
-    assert seal_finished(run) == [], "tmp_step_12 stands beside it"
-    assert newest_checkpoint(run).step == 10
+    assert seal_finished(TrainingFolder(run)) == [], "tmp_step_12 stands beside it"
+    assert TrainingFolder(run).newest_checkpoint().step == 10
 
 
 def test_small_files_and_the_largest_shard_are_hashed_and_all_are_measured(run):
@@ -111,59 +112,58 @@ def test_small_files_and_the_largest_shard_are_hashed_and_all_are_measured(run):
     path = save(run, 2, weights=big, __1_0=bigger)
     (path / "policy/optimizer").mkdir()
     (path / "policy/optimizer/__0_0.distcp").write_bytes(bytes(SMALL_BYTES + 3))
-    seal_finished(run)
+    seal_finished(TrainingFolder(run))
     files = json.loads((path / FILES).read_text())
     assert files[SHARD] == {"bytes": SMALL_BYTES + 1, "sha256": None}
     assert files[f"{MEGATRON}/__1_0.distcp"]["sha256"] is not None
     assert files["policy/optimizer/__0_0.distcp"]["sha256"] is None, "the weights' shards are compared"
     assert files["training_info.json"]["sha256"] is not None
-    assert damage_of(path) is None
+    assert Checkpoint.at(path).damage() is None
     (path / SHARD).write_bytes(b"cut")
-    assert damage_of(path) == f"{SHARD} has 3 bytes instead of {SMALL_BYTES + 1}"
+    assert Checkpoint.at(path).damage() == f"{SHARD} has 3 bytes instead of {SMALL_BYTES + 1}"
 
 
 def test_weights_that_repeat_those_before_are_refused_and_others_are_not(run):
     for step in (2, 4):
         save(run, step)
-    seal_finished(run)
-    refuse_repeated_weights(run)
+    seal_finished(TrainingFolder(run))
+    refuse_repeated_weights(TrainingFolder(run))
     save(run, 6, weights=b"weights of step 4")
-    seal_finished(run)
+    seal_finished(TrainingFolder(run))
     with pytest.raises(
         UserError, match=rf"repeated_step_6.1: {SHARD} is byte for byte that of step_4, .*NeMo-RL issue 3312"
     ):
-        refuse_repeated_weights(run)
-    assert newest_checkpoint(run).step == 4, "nothing resumes from it"
+        refuse_repeated_weights(TrainingFolder(run))
+    assert TrainingFolder(run).newest_checkpoint().step == 4, "nothing resumes from it"
 
 
 def test_a_small_shard_that_never_changes_is_no_alarm(run):
     for step in (2, 4):
         save(run, step, __9_0=b"const")
-    seal_finished(run)
-    refuse_repeated_weights(run)
+    seal_finished(TrainingFolder(run))
+    refuse_repeated_weights(TrainingFolder(run))
 
 
-def test_one_checkpoint_alone_or_one_just_removed_is_compared_with_nothing(run, monkeypatch):
+def test_one_checkpoint_alone_or_one_just_removed_is_compared_with_nothing(run):
     save(run, 2)
-    seal_finished(run)
-    refuse_repeated_weights(run)
+    seal_finished(TrainingFolder(run))
+    refuse_repeated_weights(TrainingFolder(run))
     save(run, 4, weights=b"weights of step 2")
-    seal_finished(run)
-    found = checkpoints(run)
-    shutil.rmtree(found[0].path)
-    monkeypatch.setattr("scripts.backends.nemo_rl.checkpoints.checkpoints", lambda run: found)
-    refuse_repeated_weights(run)
+    seal_finished(TrainingFolder(run))
+    training = TrainingFolder(run)
+    shutil.rmtree(training.checkpoints[0].path)
+    refuse_repeated_weights(training)
 
 
 def test_what_is_newer_than_the_step_to_resume_from_is_moved_away_and_kept(run):
     for step in (2, 4, 6):
         save(run, step)
-    seal_finished(run)
-    pass_over_newer(run, run / "checkpoints/step_4")
+    seal_finished(TrainingFolder(run))
+    pass_over_newer(TrainingFolder(run), run / "checkpoints/step_4")
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["passed_over_step_6.1", "step_2", "step_4"]
     save(run, 6)
-    pass_over_newer(run, run / "checkpoints/step_4")
-    pass_over_newer(run, None)
+    pass_over_newer(TrainingFolder(run), run / "checkpoints/step_4")
+    pass_over_newer(TrainingFolder(run), None)
     left = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert left == ["passed_over_step_2.1", "passed_over_step_4.1", "passed_over_step_6.1", "passed_over_step_6.2"]
-    assert checkpoints(run) == [], "NeMo-RL and we start from the same step"
+    assert TrainingFolder(run).checkpoints == [], "NeMo-RL and we start from the same step"

@@ -14,6 +14,7 @@ from scripts.errors import UserError
 from scripts.evaluate.gate import refuse_divergence
 from scripts.recipe.load import load_recipe
 from scripts.stage.progress import read_log
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 
 ROLLOUTS = {"train/reward": 0.5, "train/total_reward/stddev": 0.25}
@@ -228,7 +229,7 @@ def test_garbage_of_a_sampler_that_woke_up_wrong_ends_the_stage_at_its_first_ste
         driver.log(step, "train", GAP | values)
         driver.log(step, "timing/train", {"total_step_time": 100})
         log.follow()
-        refuse_divergence("rlvr", settings.running_gate, place.output.parent, log.last_step)
+        refuse_divergence("rlvr", settings.running_gate, TrainingFolder(place.output.parent), log.last_step)
 
     train(1, {})
     with pytest.raises(UserError, match=r"peak_\w+ is .*\(single steps\), first at step 2; mend .*traps 24 and 82"):

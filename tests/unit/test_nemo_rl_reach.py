@@ -24,10 +24,10 @@ from scripts.errors import CutOffError, UserError
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.stage_settings import Checkpointing
-from scripts.stage.attempts import attempts_of
-from scripts.stage.progress import Reach, forget_beyond, last_step, note_reach, noted_reach
-from scripts.stage.rundir import Checkpoint, checkpoints
+from scripts.records import Reach
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -133,17 +133,22 @@ def test_a_step_further_than_the_sure_one_may_wait_for_ever():
 
 def test_what_is_noted_of_a_checkpoint_that_is_made_again_is_forgotten(tmp_path):
     for step in (2, 4, 6):
-        note_reach(tmp_path, step, Reach(8, is_end=True))
-    forget_beyond(tmp_path, 4)
-    assert noted_reach(tmp_path, 4) == Reach(8, is_end=True) and noted_reach(tmp_path, 6) is None
+        TrainingFolder(tmp_path).note_reach(step, Reach(8, is_end=True))
+    TrainingFolder(tmp_path).forget_beyond(4)
+    assert (
+        TrainingFolder(tmp_path).noted_reach(4) == Reach(8, is_end=True)
+        and TrainingFolder(tmp_path).noted_reach(6) is None
+    )
 
 
 def test_a_stage_ends_at_its_planned_step_or_where_its_data_end(tmp_path):
-    assert last_step(tmp_path, 4, planned=9) == 9
-    note_reach(tmp_path, 4, Reach(6))
-    assert last_step(tmp_path, 4, planned=9) == 9, "an attempt that aims at less, to save what it trains, ends nothing"
-    note_reach(tmp_path, 4, Reach(6, is_end=True))
-    assert last_step(tmp_path, 4, planned=9) == 6
+    assert TrainingFolder(tmp_path).last_step(4, planned=9) == 9
+    TrainingFolder(tmp_path).note_reach(4, Reach(6))
+    assert TrainingFolder(tmp_path).last_step(4, planned=9) == 9, (
+        "an attempt that aims at less, to save what it trains, ends nothing"
+    )
+    TrainingFolder(tmp_path).note_reach(4, Reach(6, is_end=True))
+    assert TrainingFolder(tmp_path).last_step(4, planned=9) == 6
 
 
 # --- a stage's life: the trainer with a driver that keeps to the model of the loop ---
@@ -159,7 +164,7 @@ class Killed(BaseException):
 def drivers_last_step(job):
     """The step that the driver aims at, as launch_of tells it."""
     newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
-    return reach_of(job.config, job.run, newest, job.planned, job.rows).step
+    return reach_of(job.config, job.training, newest, job.planned, job.rows).step
 
 
 class Driver(RaySub):
@@ -267,7 +272,7 @@ class World:
             file.write_text("{}\n")
         rows = {"sha256": sha256_file(split), "rows": batches * PROMPTS}
         write_json(self.stage.manifest, {"train": rows, "validation": rows | {"rows": 1}})
-        self.run = self.stage.training
+        self.run = self.stage.training.path
         world = self
 
         class Steps:
@@ -298,10 +303,10 @@ class World:
 
     def attempt(self, stage: Stage | None = None) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)
-        before = len(attempts_of(self.run, self.call))
+        before = len(TrainingFolder(self.run).attempts_of(self.call))
         try:
             status = train_stage(replace(stage or self.stage), how, stop)
-            why = reason_to_stop(self.run, self.call, before, None, "the log")
+            why = reason_to_stop(TrainingFolder(self.run), self.call, before, None, "the log")
             assert status == 0 or why is None or "two attempts in a row" in why
             return status
         except Killed:
@@ -322,8 +327,8 @@ class World:
         for _ in range(40):
             if self.attempt(stage) == 0:
                 record = read_json(stage.paths.record)
-                newest = checkpoints(self.run)[-1].step
-                assert record["step"] == last_step(self.run, record["step"], stage.planned)
+                newest = TrainingFolder(self.run).checkpoints[-1].step
+                assert record["step"] == TrainingFolder(self.run).last_step(record["step"], stage.planned)
                 assert newest == record["step"] or until, "only a driver that is ended may have gone further"
                 return record
         raise AssertionError("never published")
@@ -353,11 +358,15 @@ def test_whatever_interrupts_it_a_stage_is_published_and_no_driver_waits_for_row
         for part in parts:
             step = world.live(part)["step"]
             reached.add(step)
-            assert step == min(part, batches - 2) or last_step(world.run, step, batches) == step
+            assert step == min(part, batches - 2) or TrainingFolder(world.run).last_step(step, batches) == step
         record = world.live()
     if parts:
-        steps = {checkpoint.step for checkpoint in checkpoints(world.run)}
-        assert reached & {*parts} <= steps <= reached | {*parts, record["step"], checkpoints(world.run)[-1].step}
+        steps = {checkpoint.step for checkpoint in TrainingFolder(world.run).checkpoints}
+        assert (
+            reached & {*parts}
+            <= steps
+            <= reached | {*parts, record["step"], TrainingFolder(world.run).checkpoints[-1].step}
+        )
     planned = batches - 2
     assert 1 <= record["step"] <= planned
     if record["step"] == planned:
@@ -379,7 +388,7 @@ def test_where_groups_fail_and_the_data_end_early_what_is_trained_is_saved_and_p
             record = world.live()
         except UserError as error:
             assert "its data end before the first step" in str(error)
-            assert checkpoints(world.run) == []
+            assert TrainingFolder(world.run).checkpoints == []
         else:
             assert 1 <= record["step"] <= batches - 2
 
@@ -392,7 +401,7 @@ def test_what_was_trained_before_a_standstill_is_saved_by_the_next_attempt_and_t
     for _ in range(3):
         assert world.attempt() == UNFINISHED
         aims.append(world.driver.job.max_num_steps)
-        steps.append(checkpoints(world.run)[-1].step)
+        steps.append(TrainingFolder(world.run).checkpoints[-1].step)
     assert aims[0] == 12 and aims[2] == 3 and steps == [2, 2, 3]
     assert world.attempt() == 0
     assert read_json(world.ckpt / "record.json")["step"] > 3

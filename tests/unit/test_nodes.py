@@ -20,7 +20,8 @@ from scripts.slurm import sniff
 from scripts.slurm.client import Job
 from scripts.slurm.nodes import Health, judge, look_at, without_spares
 from scripts.slurm.resources import ARGUMENTS, training_resources
-from scripts.stage.attempts import begin_attempt, end_attempt, left_out, read_attempts, without_progress
+from scripts.stage.left_out import left_out
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 
 NO_GPUS = {"gpus": 0, "ecc": 0, "throttled": 0, "xids": []}
@@ -144,8 +145,10 @@ def noted(root, outcome: str, *hosts: str, ago: float = 0, store: str = "a", bla
     """Note an attempt, some hours ago."""
     run = root / "store" / store
     run.mkdir(parents=True, exist_ok=True)
-    begin_attempt(run, 0, 3, nodes=len(hosts), hosts=hosts, sniff={"sick": {}, "slow": {}, "seconds": 2.0} | health)
-    end_attempt(run, 0, outcome, blamed)
+    TrainingFolder(run).begin_attempt(
+        0, 3, nodes=len(hosts), hosts=hosts, sniff={"sick": {}, "slow": {}, "seconds": 2.0} | health
+    )
+    TrainingFolder(run).end_attempt(0, outcome, blamed)
     path = run / "attempts.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[-2]["time"] -= 3600 * ago
@@ -187,11 +190,11 @@ def test_old_records_name_no_nodes_and_a_sick_node_is_no_lack_of_progress(tmp_pa
     run = tmp_path / "store/a"
     noted(tmp_path, "lost", "n1")
     noted(tmp_path, "sick", "n1", "n2", sick={"n2": "clock"})
-    assert without_progress(run, 3, 0) is None
+    assert TrainingFolder(run).without_progress(3, 0) is None
     old = [{"event": "begin", "step": 0, "time": 1.0, "host": "n1"}, {"event": "end", "step": 3, "time": time.time()}]
     (run / "attempts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
     assert left_out(tmp_path) == {}
-    assert read_attempts(run)[0]["to"] == 3
+    assert TrainingFolder(run).attempts[0]["to"] == 3
 
 
 def test_an_attempt_has_the_median_seconds_of_its_own_steps(tmp_path):
@@ -201,11 +204,11 @@ def test_an_attempt_has_the_median_seconds_of_its_own_steps(tmp_path):
             file.writelines(f"{line}\n" for line in lines)
 
     for start, told in ((0, {"s1": 9.0, "s2": 9.0, "s3": 7.0}), (1, {"s2": 2.0, "s3": 4.0, "s4": 3.0}), (4, {})):
-        begin_attempt(tmp_path, start)
+        TrainingFolder(tmp_path).begin_attempt(start)
         log(**told)
-        end_attempt(tmp_path, start + len(told), "lost")
-    assert [attempt["step_seconds"] for attempt in read_attempts(tmp_path)][:2] == [9.0, 3.0]
-    assert read_attempts(tmp_path)[2]["step_seconds"] is None
+        TrainingFolder(tmp_path).end_attempt(start + len(told), "lost")
+    assert [attempt["step_seconds"] for attempt in TrainingFolder(tmp_path).attempts][:2] == [9.0, 3.0]
+    assert TrainingFolder(tmp_path).attempts[2]["step_seconds"] is None
 
 
 def test_status_names_the_nodes_that_are_left_out(tmp_path, monkeypatch):

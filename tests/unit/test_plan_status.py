@@ -20,17 +20,17 @@ from scripts.errors import UserError
 from scripts.files import read_tail, sha256_text, write_json
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.resolve import sync_configs
+from scripts.records import Reach
 from scripts.slurm.executor import job_states
 from scripts.slurm.jobs import FOLDER, JobRecord, latest_jobs, write_call
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.estimate import hours_text
 from scripts.stage.owner import hold
-from scripts.stage.progress import Reach, note_reach, recent_steps, step_seconds
+from scripts.stage.progress import step_seconds
 from scripts.stage.provenance import parent_of
 from scripts.stage.publish import export_name
-from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
+from scripts.stage.training_folder import TrainingFolder
 from tests.cases import cases
 from tests.conftest import ROOT
 from tests.stages import checkpoint_record, note_made, open_folder
@@ -90,7 +90,7 @@ class Tree:
             saved = run / "saving" / f"checkpoint-{step}"
             saved.mkdir(parents=True)
             (saved / "model.safetensors").write_bytes(b"weights")
-            seal_checkpoint(saved, run, step)
+            TrainingFolder(run).seal(saved, step)
         self.log(stage, range(1, max(steps, default=0) + 1))
         return run
 
@@ -114,12 +114,12 @@ class Tree:
     def attempt(self, stage: str, step: int, outcome: str | None, call: int = 7, job: str | None = None) -> None:
         """An attempt that began at a step and ended there; no outcome: it was killed."""
         run = self.directory(stage) / "run"
-        begin_attempt(run, step, call, nodes=2)
+        TrainingFolder(run).begin_attempt(step, call, nodes=2)
         if job:
             path = run / "attempts.jsonl"
             path.write_text(path.read_text().replace('"slurm_job": null', f'"slurm_job": "{job}"'))
         if outcome:
-            end_attempt(run, step, outcome)
+            TrainingFolder(run).end_attempt(step, outcome)
 
     def job(self, stage: str, state: str, ago: float = 0, job: str = "17", end: str = "N/A", reason="Priority") -> None:
         """What Slurm said of a stage's job, so many seconds ago."""
@@ -192,10 +192,10 @@ def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what
     tree.publish("sft")
     run = tree.run("rlvr1", 4, 9)
     assert tree.state("rlvr1").left == 3 and not tree.state("rlvr1").is_trained
-    note_reach(run, 9, Reach(11, is_end=True))
+    TrainingFolder(run).note_reach(9, Reach(11, is_end=True))
     assert tree.plan("rlvr1").split()[:7] == ["rlvr1", "resumes", "at", "step", "9", "2", "of"]
     assert tree.state("rlvr1").left == 2
-    note_reach(run, 9, Reach(9, is_end=True))
+    TrainingFolder(run).note_reach(9, Reach(9, is_end=True))
     assert tree.state("rlvr1").is_trained and tree.state("rlvr1").left == 0
     assert re.fullmatch(r"rlvr1 +trained +9/12 .* to be published, its data end at step 9 of 12", tree.status("rlvr1"))
     assert "published again" in tree.plan("rlvr1")
@@ -219,7 +219,7 @@ def test_training_of_an_sft_shows_its_loss(tree):
 
 def test_what_no_run_links_to_is_found_again(tree):
     tree.publish("sft", "rlvr1")
-    old = tree.stage("rlvr1").training
+    old = tree.stage("rlvr1").training.path
     tree.edit("rlvr1: {algorithm: grpo,", "rlvr1: {algorithm: grpo, seed: 9,")
     tree.run("rlvr1", 4)
     tree.edit("seed: 9,", "seed: 1,")
@@ -386,8 +386,8 @@ def test_the_end_of_a_file_is_whole_lines(tmp_path):
 
 def test_a_cut_line_is_passed_over(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "seconds": 2.0}\n{"step": 2}\n7\n{"step": 3, "sec')
-    assert [entry["step"] for entry in recent_steps(tmp_path)] == [1, 2]
-    assert step_seconds(recent_steps(tmp_path)) == 2.0 and step_seconds([]) is None
+    assert [entry["step"] for entry in TrainingFolder(tmp_path).recent_steps] == [1, 2]
+    assert step_seconds(TrainingFolder(tmp_path).recent_steps) == 2.0 and step_seconds([]) is None
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from scripts.stage.stage import Stage
-from scripts.stage.store import identity_in, take_in
+from scripts.stage.store import take_in
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.run import Attempt, train_stage
 from tests.conftest import ROOT, SHORT
 from tests.damages import PIPE, damaged, damages, paths_within, replaced
@@ -252,7 +253,7 @@ def test_a_run_directory_without_and_with_a_damaged_identity_gets_the_same_advic
     assert said[0] == said[1]
     record = read_json(stage.paths.record)
     write_json(path, {"identity": record["identity"], **record["facts"]})  # the advice
-    assert identity_in(stage.paths.run) == before["identity"]
+    assert TrainingFolder(stage.paths.run).identity == before["identity"]
 
 
 # --- records and what they describe ---

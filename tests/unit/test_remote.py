@@ -26,9 +26,10 @@ from scripts.remote.trust import KEY
 from scripts.stage.progress import read_log
 from scripts.stage.push import follow, push_published
 from scripts.stage.remote import pull, pull_newest, push, pushed_beside
-from scripts.stage.rundir import ELSEWHERE, checkpoints, damage_of, seal_checkpoint
+from scripts.stage.rundir import ELSEWHERE, Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED
 from tests.conftest import ROOT, refusal
@@ -171,7 +172,7 @@ def test_a_published_stage_is_fresh_elsewhere_and_its_checkpoint_is_fetched_when
     export(stage)
     assert read_json(stage.paths.record) == read_json(Path("elsewhere/a/sft/ckpt/record.json"))
     assert read_json(stage.paths.export_record) == read_json(Path("elsewhere/a/sft/hf/record.json"))
-    folder = stage.training
+    folder = stage.training.path
     assert sorted(path.name for path in checkpoint(folder, 4).iterdir()) == ["files.json", ELSEWHERE]
     assert train(as_of(stage_of("c"), 4), store=store) == (0, [])
 
@@ -202,15 +203,15 @@ def store_fetch(stage, store) -> None:
 
 def test_a_half_trained_stage_goes_on_elsewhere_from_its_last_checkpoint(train, url):
     run = fill(open_folder(stage_of("a")), 2, 3)
-    assert push(RemoteStore(url), run, "sft") > 0 == push(RemoteStore(url), run, "sft")
+    assert push(RemoteStore(url), TrainingFolder(run), "sft") > 0 == push(RemoteStore(url), TrainingFolder(run), "sft")
     elsewhere()
     stage, store = stage_of("b"), RemoteStore(url)
     state = States(stage.recipe, stage.results, stage.root, store=store).of("sft")
     assert (state.state, state.start, state.left) == ("unfinished", 3, 1)
     assert train(stage, store=store) == (0, [3])
-    assert [each.step for each in checkpoints(stage.training)] == [3, 4]
-    assert [it["step"] for it in read_log(stage.training / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert not (checkpoint(stage.training, 3) / ELSEWHERE).exists()
+    assert [each.step for each in stage.training.checkpoints] == [3, 4]
+    assert [it["step"] for it in read_log(stage.training.path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert not (checkpoint(stage.training.path, 3) / ELSEWHERE).exists()
 
 
 def test_a_checkpoint_that_is_only_elsewhere_is_fetched_to_go_on_from(train, url):
@@ -218,13 +219,16 @@ def test_a_checkpoint_that_is_only_elsewhere_is_fetched_to_go_on_from(train, url
     stage, store = stage_of("a"), RemoteStore(url)
     assert train(as_of(stage, 2)) == (0, [])
     export(as_of(stage, 2))
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     elsewhere()
     stage = stage_of("b")
     assert train(as_of(stage, 2), store=RemoteStore(url)) == (0, [])
-    assert (checkpoint(stage.training, 2) / ELSEWHERE).exists()
+    assert (checkpoint(stage.training.path, 2) / ELSEWHERE).exists()
     assert train(stage, store=RemoteStore(url)) == (0, [2])
-    assert damage_of(checkpoint(stage.training, 2)) is None and not (checkpoint(stage.training, 2) / ELSEWHERE).exists()
+    assert (
+        Checkpoint.at(checkpoint(stage.training.path, 2)).damage() is None
+        and not (checkpoint(stage.training.path, 2) / ELSEWHERE).exists()
+    )
 
 
 def test_the_checkpoint_that_a_stage_continues_is_fetched_before_its_nodes_are_asked_for(train, url):
@@ -242,18 +246,18 @@ def test_the_checkpoint_that_a_stage_continues_is_fetched_before_its_nodes_are_a
 
     assert (state().state, state().start, state().left, state().is_fetched) == ("new", 4, 2, True)
     assert train(more, store=store, publish_only=True) == (UNFINISHED, [])
-    assert not state().is_fetched and damage_of(checkpoint(stage.training, 4)) is None
+    assert not state().is_fetched and Checkpoint.at(checkpoint(stage.training.path, 4)).damage() is None
     assert train(more) == (0, [4])
 
 
 def test_logs_of_the_later_step_replace_those_of_a_folder_that_is_behind(train, tmp_path):
     store = new_store(str(tmp_path / "remote"))
-    push(store, fill(open_folder(stage_of("a")), 2, 3), "sft")
+    push(store, TrainingFolder(fill(open_folder(stage_of("a")), 2, 3)), "sft")
     elsewhere()
     run = fill(open_folder(stage_of("b")), 2)
     assert train(stage_of("b"), store=store) == (0, [3])
     assert [it["step"] for it in read_log(run / "metrics.jsonl")] == [1, 2, 3, 4]
-    assert [each.step for each in checkpoints(run)] == [2, 3, 4]
+    assert [each.step for each in TrainingFolder(run).checkpoints] == [2, 3, 4]
 
 
 @pytest.mark.slow
@@ -263,7 +267,7 @@ def test_a_checkpoint_is_taken_last_and_at_once_with_the_mark_of_what_it_lacks(t
     stage, calls = stage_of("b"), 1
     shutil.copytree("results", "before", symlinks=True)
     while killed_at(calls, lambda: train(stage, store=RemoteStore(url))) != 0:
-        assert all(damage_of(each.path, content=False) is None for each in checkpoints(stage.training))
+        assert all(each.damage(content=False) is None for each in stage.training.checkpoints)
         assert train(stage, store=RemoteStore(url)) == (0, []), "nothing is trained a second time"
         shutil.rmtree("results")
         shutil.copytree("before", "results", symlinks=True)
@@ -284,10 +288,10 @@ def test_a_followed_training_keeps_its_last_checkpoint_there_and_what_is_publish
             step = next(steps)
             save(run, step)
             if step == 2:
-                push(store, run, "sft", step)
+                push(store, TrainingFolder(run), "sft", step)
             return step == 3
 
-    follow(store, run, "sft", Ending())
+    follow(store, TrainingFolder(run), "sft", Ending())
     assert RemoteStore(store.url).steps() == {run.name: [2, 3]}
     held = [file["sha256"] for it in RemoteStore(store.url).manifests() for file in it["files"].values()]
     assert RemoteStore(store.url).objects().keys() == {*held}, "what the first step alone had is freed"
@@ -299,14 +303,14 @@ def test_the_next_allocation_frees_what_the_one_before_kept(train, tmp_path):
     for step in (1, 2, 3):
         if step > 1:
             save(run, step)
-        follow(RemoteStore(store.url), run, "sft", ended)
+        follow(RemoteStore(store.url), TrainingFolder(run), "sft", ended)
         assert RemoteStore(store.url).steps() == {run.name: [step]}
 
 
 def test_the_last_checkpoint_of_an_allocation_is_pushed_at_its_end(train, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     store, run = new_store(str(tmp_path / "remote")), fill(open_folder(stage_of("a")), 1)
-    with pushed_beside(store, run, "sft", lambda: 60.0):
+    with pushed_beside(store, TrainingFolder(run), "sft", lambda: 60.0):
         save(run, 2)
     assert RemoteStore(store.url).steps() == {run.name: [2]}
 
@@ -317,12 +321,12 @@ def test_a_file_of_several_parts_is_pushed_and_pulled(train, s3, tmp_path, parts
     saved = run / "saving/checkpoint-1"
     saved.mkdir(parents=True)
     (saved / "model.safetensors").write_bytes(os.urandom(int(parts * PART)))
-    seal_checkpoint(saved, run, 1)
-    assert push(store, run, "sft") > parts * PART
+    TrainingFolder(run).seal(saved, 1)
+    assert push(store, TrainingFolder(run), "sft") > parts * PART
     other = Path("other", run.name)
     other.mkdir(parents=True)
-    pull_newest(store, other, 9)
-    assert damage_of(checkpoint(other, 1)) is None
+    pull_newest(store, TrainingFolder(other), 9)
+    assert Checkpoint.at(checkpoint(other, 1)).damage() is None
 
 
 def test_a_push_is_held_to_its_pace(train, url):
@@ -331,9 +335,9 @@ def test_a_push_is_held_to_its_pace(train, url):
     saved.mkdir(parents=True)
     for number in range(4):
         (saved / f"{number}.safetensors").write_bytes(os.urandom(500_000))
-    seal_checkpoint(saved, run, 1)
+    TrainingFolder(run).seal(saved, 1)
     began = time.monotonic()
-    push(RemoteStore(url, pace=1e6), run, "sft")
+    push(RemoteStore(url, pace=1e6), TrainingFolder(run), "sft")
     assert time.monotonic() - began > 1.9
 
 
@@ -354,7 +358,7 @@ def test_a_damaged_object_is_refused_and_nothing_of_it_stays(train, tmp_path, da
     for path in contents:
         damage(path)
     assert url in refusal(train_stage_with, train, stage, url)
-    assert not (stage.training / "checkpoints/step_4").exists()
+    assert not (stage.training.path / "checkpoints/step_4").exists()
     for path, content in contents.items():
         path.write_bytes(content)
     assert train(stage, store=RemoteStore(url)) == (0, [])
@@ -392,7 +396,7 @@ def test_a_foreign_or_damaged_manifest_is_refused(train, tmp_path, monkeypatch, 
     path.write_text(json.dumps(manifest))
     stage = stage_of("b")
     assert says in refusal(train_stage_with, train, stage, url)
-    assert not (stage.training / "checkpoints/step_4").exists()
+    assert not (stage.training.path / "checkpoints/step_4").exists()
 
 
 def test_with_a_key_only_signed_manifests_are_taken(train, tmp_path, monkeypatch):
@@ -440,7 +444,9 @@ def test_two_push_at_once(train, url, monkeypatch):
     run, have_begun = fill(open_folder(stage_of("a")), 2, 3), Barrier(2)
     monkeypatch.setattr("scripts.remote.claims.PAUSE", 0.05)
     with ThreadPoolExecutor(2) as pool:
-        sent = [*pool.map(lambda _: (have_begun.wait(60), push(RemoteStore(url), run, "sft"))[1], range(2))]
+        sent = [
+            *pool.map(lambda _: (have_begun.wait(60), push(RemoteStore(url), TrainingFolder(run), "sft"))[1], range(2))
+        ]
     assert min(sent) == 0 < max(sent), "the second waits for the first, and finds all there"
     assert [*verified(RemoteStore(url), content=True)] == []
 
@@ -500,8 +506,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.remote import pull_newest, push
-push(RemoteStore(sys.argv[1]), Path(sys.argv[2]), "sft") if sys.argv[3] == "push" else pull_newest(
-    RemoteStore(sys.argv[1]), Path(sys.argv[2]), 9)
+from scripts.stage.training_folder import TrainingFolder
+store, training = RemoteStore(sys.argv[1]), TrainingFolder(Path(sys.argv[2]))
+push(store, training, "sft") if sys.argv[3] == "push" else pull_newest(store, training, 9)
 """
 
 
@@ -516,7 +523,7 @@ def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_g
     if way == "push":
         whole = [sys.executable, "-c", MOVE, new_store(f"{url}-whole").url, run, way]
     else:
-        push(RemoteStore(url), run, "sft")
+        push(RemoteStore(url), TrainingFolder(run), "sft")
         whole = [sys.executable, "-c", MOVE, url, Path("whole", run.name), way]
         Path("whole", run.name).mkdir(parents=True)
     began = time.monotonic()
@@ -533,10 +540,14 @@ def test_a_kill_while_pushing_or_pulling_leaves_nothing_half_made_and_the_next_g
         if process.wait() == 0:
             break
         killed += 1
-        assert all(damage_of(each.path) is None for each in checkpoints(other)), f"after {seconds * moment / 20:.2f} s"
+        assert all(each.damage() is None for each in TrainingFolder(other).checkpoints), (
+            f"after {seconds * moment / 20:.2f} s"
+        )
     assert killed and process.returncode == 0
     if way == "push":
         assert RemoteStore(url).steps() == {run.name: [3]}
     else:
-        assert [each.step for each in checkpoints(other)] == [3] and damage_of(checkpoint(other, 3)) is None
+        assert [each.step for each in TrainingFolder(other).checkpoints] == [3] and Checkpoint.at(
+            checkpoint(other, 3)
+        ).damage() is None
         assert not list(other.rglob(".*"))

@@ -24,7 +24,8 @@ from scripts.remote.remote_store import RemoteStore
 from scripts.remote.trust import KEY, lack_of_key
 from scripts.stage.push import push_published
 from scripts.stage.remote import FETCHED, pull, pull_newest, push
-from scripts.stage.rundir import ELSEWHERE, damage_of, seal_checkpoint
+from scripts.stage.rundir import ELSEWHERE, Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import refusal
 from tests.stages import checkpoint, open_folder
 from tests.unit.test_remote import (  # noqa: F401 - fixtures
@@ -67,7 +68,7 @@ def age(store: RemoteStore, pattern: str) -> None:
 
 def orphaned(store: RemoteStore, run: Path) -> None:
     """Leave the objects of a training in the store for two days without a manifest."""
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     for path in Path(store.url).glob("trainings/*.json"):
         path.unlink()
     age(store, "objects/*/*")
@@ -106,7 +107,7 @@ def test_a_prune_keeps_old_objects_of_a_push_that_has_looked_at_them(train, stor
     run = made("a")
     orphaned(store, run)
     with paused(monkeypatch, RemoteStore, "put") as (has_looked, go_on), ThreadPoolExecutor() as pool:
-        pushing = pool.submit(push, fresh(store), run, "sft")
+        pushing = pool.submit(push, fresh(store), TrainingFolder(run), "sft")
         assert has_looked.wait(60)
         assert prune(fresh(store), []).freed == 0
         go_on.set()
@@ -120,7 +121,7 @@ def test_a_push_waits_for_a_prune_that_has_chosen_and_sends_again(train, store, 
     with paused(monkeypatch, pruning, "_remove") as (has_chosen, go_on), ThreadPoolExecutor() as pool:
         pruning_now = pool.submit(prune, fresh(store), [])
         assert has_chosen.wait(60)
-        pushing = pool.submit(push, fresh(store), run, "sft")
+        pushing = pool.submit(push, fresh(store), TrainingFolder(run), "sft")
         time.sleep(0.5)
         assert not pushing.done()
         go_on.set()
@@ -130,9 +131,9 @@ def test_a_push_waits_for_a_prune_that_has_chosen_and_sends_again(train, store, 
 
 def test_a_training_is_not_pruned_while_it_is_pushed(train, store, monkeypatch):
     run = made("a")
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     with paused(monkeypatch, RemoteStore, "put") as (has_looked, go_on), ThreadPoolExecutor() as pool:
-        pushing = pool.submit(push, fresh(store), run, "sft")
+        pushing = pool.submit(push, fresh(store), TrainingFolder(run), "sft")
         assert has_looked.wait(60)
         assert "is being pushed" in refusal(prune, fresh(store), [(run.name, 3)])
         go_on.set()
@@ -150,7 +151,7 @@ def test_a_prune_that_was_stopped_ends_and_a_push_that_passed_it_over_stays_whol
         stopped = pool.submit(prune, fresh(store), [])
         assert has_chosen.wait(60)
         monkeypatch.setattr(claims, "RENEWED", 0.2)  # of what begins from here on
-        push(fresh(store), run, "sft")
+        push(fresh(store), TrainingFolder(run), "sft")
         go_on.set()
         with pytest.raises(UserError, match="was not renewed"):
             stopped.result(60)
@@ -163,7 +164,7 @@ def test_a_push_that_was_stopped_looks_again_and_sends_what_was_pruned(train, st
     monkeypatch.setattr(claims, "RENEWED", 100.0)
     monkeypatch.setattr(claims, "LEASE", 1.0)
     with paused(monkeypatch, RemoteStore, "put") as (has_looked, go_on), ThreadPoolExecutor() as pool:
-        stopped = pool.submit(push, fresh(store), run, "sft")
+        stopped = pool.submit(push, fresh(store), TrainingFolder(run), "sft")
         assert has_looked.wait(60)
         time.sleep(1.2)
         assert prune(fresh(store), []).freed > 0
@@ -184,11 +185,11 @@ def test_pushes_and_prunes_at_once_in_many_orders_leave_every_manifest_whole(tra
     for turn in range(5):
         random.seed(turn)
         orphaned(store, runs[0])
-        push(store, runs[2], "sft")
+        push(store, TrainingFolder(runs[2]), "sft")
         deeds = [
-            lambda: push(fresh(store), runs[0], "sft"),
-            lambda: push(fresh(store), runs[0], "sft", weights=False),
-            lambda: push(fresh(store), runs[1], "sft"),
+            lambda: push(fresh(store), TrainingFolder(runs[0]), "sft"),
+            lambda: push(fresh(store), TrainingFolder(runs[0]), "sft", weights=False),
+            lambda: push(fresh(store), TrainingFolder(runs[1]), "sft"),
             lambda: prune(fresh(store), [(runs[2].name, 3)]),
             lambda: prune(fresh(store), []),
         ]
@@ -203,19 +204,19 @@ def test_pushes_and_prunes_at_once_in_many_orders_leave_every_manifest_whole(tra
 
 def test_the_claim_of_a_killed_process_holds_nobody_up(train, store):
     run = made("a")
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     stranger = '{"host": "elsewhere", "pid": 1, "pid_namespace": "x", "objects": []}'
     for name in (f"{run.name}.3.{'0' * 16}.push", f"store.{'1' * 16}.prune"):
         Path(store.url, "trainings", name).write_text(stranger)
     age(store, "trainings/*.p*")
-    assert push(fresh(store), run, "sft") == 0
+    assert push(fresh(store), TrainingFolder(run), "sft") == 0
     prune(fresh(store), [])
     assert [path.name for path in Path(store.url, "trainings").iterdir()] == [f"{run.name}.3.json"]
 
 
 def test_a_prune_removes_what_killed_processes_left_once_it_is_old(train, store):
     run = made("a")
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     (an_object, *_) = Path(store.url).glob("objects/*/*")
     left = [
         an_object.with_name(f"{an_object.name}.{'0' * 16}"),
@@ -291,7 +292,7 @@ def test_a_log_that_grows_during_a_push_is_pushed_as_described(train, store, mon
         put(*given)
 
     monkeypatch.setattr(RemoteStore, "put", after_a_step)
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     assert [*verified(fresh(store), content=True)] == []
 
 
@@ -300,25 +301,25 @@ def test_a_published_step_keeps_its_checkpoint_whoever_pushes_it_later(train, tm
     identity = trained_and_pushed(train, url)
     run = Path("elsewhere/store", identity)
     manifest = RemoteStore(url).manifest(identity, 4)
-    push(RemoteStore(url), run, "sft", 4, weights=False)
-    push(RemoteStore(url), run, "sft", 4, is_passing=True)
+    push(RemoteStore(url), TrainingFolder(run), "sft", 4, weights=False)
+    push(RemoteStore(url), TrainingFolder(run), "sft", 4, is_passing=True)
     after = RemoteStore(url).manifest(identity, 4)
     assert after["weights"] and not after.get("is_passing") and after["files"] == manifest["files"]
 
 
 def test_other_bits_of_a_published_step_do_not_replace_it(train, store, capsys):
     run = made("a")
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     manifest = fresh(store).manifest(run.name, 3)
     elsewhere()
     again = open_folder(stage_of("a"))
     saved = again / "saving/checkpoint-3"
     saved.mkdir(parents=True)
     (saved / "model.safetensors").write_bytes(b"other bits")
-    seal_checkpoint(saved, again, 3)
-    assert push(fresh(store), again, "sft") == 0 and "different bits" in capsys.readouterr().out
+    TrainingFolder(again).seal(saved, 3)
+    assert push(fresh(store), TrainingFolder(again), "sft") == 0 and "different bits" in capsys.readouterr().out
     assert fresh(store).manifest(run.name, 3) == manifest
-    pushed_back = push(fresh(store), Path("elsewhere/store", run.name), "sft")
+    pushed_back = push(fresh(store), TrainingFolder(Path("elsewhere/store", run.name)), "sft")
     assert pushed_back == 0 and fresh(store).manifest(run.name, 3) == manifest
 
 
@@ -358,8 +359,8 @@ def test_one_manifest_that_is_wrong_blocks_nothing_else(train, tmp_path, monkeyp
 
 def test_a_damaged_newest_step_leaves_the_step_before(train, store, capsys):
     run = made("a")
-    push(store, run, "sft", 2)
-    push(store, run, "sft", 3)
+    push(store, TrainingFolder(run), "sft", 2)
+    push(store, TrainingFolder(run), "sft", 3)
     Path(store.url, f"trainings/{run.name}.3.json").write_bytes(b"{")
     elsewhere()
     assert train(stage_of("b"), store=fresh(store)) == (0, [2])
@@ -389,8 +390,10 @@ def test_two_that_fetch_one_checkpoint_at_once_fetch_it_once(train, tmp_path, mo
 
     with ThreadPoolExecutor(2) as pool:
         assert [*pool.map(fetches, range(2))] == [None, None]
-    assert fetched and {*fetched.values()} == {1} and identity == stage.training.name
-    assert damage_of(checkpoint(stage.training, 4)) is None and not list(stage.training.glob(".*"))
+    assert fetched and {*fetched.values()} == {1} and identity == stage.training.path.name
+    assert Checkpoint.at(checkpoint(stage.training.path, 4)).damage() is None and not list(
+        stage.training.path.glob(".*")
+    )
 
 
 def test_a_file_of_no_bytes_is_fetched_again_and_all_that_is_called_whole_is_hashed(train, tmp_path):
@@ -398,10 +401,10 @@ def test_a_file_of_no_bytes_is_fetched_again_and_all_that_is_called_whole_is_has
     trained_and_pushed(train, url)
     stage = stage_of("b")
     assert train(stage, store=RemoteStore(url)) == (0, [])
-    weights = checkpoint(stage.training, 4) / "model.safetensors"
+    weights = checkpoint(stage.training.path, 4) / "model.safetensors"
     weights.write_bytes(b"")
     assert "is whole" in fetch(project_of(), RemoteStore(url), "sft")
-    assert damage_of(checkpoint(stage.training, 4)) is None
+    assert Checkpoint.at(checkpoint(stage.training.path, 4)).damage() is None
     weights.unlink()
     weights.write_bytes(b"weights of step X")
     assert "is whole" in fetch(project_of(), RemoteStore(url), "sft")
@@ -410,29 +413,29 @@ def test_a_file_of_no_bytes_is_fetched_again_and_all_that_is_called_whole_is_has
 
 def test_a_step_that_goes_while_it_is_fetched_is_followed_by_the_later_one(train, store, monkeypatch):
     run = made("a")
-    push(store, run, "sft", 2, is_passing=True)
+    push(store, TrainingFolder(run), "sft", 2, is_passing=True)
     elsewhere()
     other, is_first = open_folder(stage_of("b")), [True]
     fetch_objects = RemoteStore.fetch
 
     def after_another_push(self, files, folder):
         if is_first.pop():
-            push(fresh(store), Path("elsewhere/store", run.name), "sft", 3)
+            push(fresh(store), TrainingFolder(Path("elsewhere/store", run.name)), "sft", 3)
             prune(fresh(store), [(run.name, 2)])
         is_first.append(False)
         return fetch_objects(self, files, folder)
 
     monkeypatch.setattr(RemoteStore, "fetch", after_another_push)
-    pull_newest(fresh(store), other, 9)
-    assert damage_of(checkpoint(other, 3)) is None and not checkpoint(other, 2).exists()
+    pull_newest(fresh(store), TrainingFolder(other), 9)
+    assert Checkpoint.at(checkpoint(other, 3)).damage() is None and not checkpoint(other, 2).exists()
 
 
 def test_what_a_killed_fetch_left_is_removed_once_it_is_old(train, store, monkeypatch):
     run = made("a")
-    push(store, run, "sft")
+    push(store, TrainingFolder(run), "sft")
     (run / FETCHED).mkdir()
     (run / FETCHED / "0").write_text("part")
-    pull_newest(fresh(store), run, 9)
+    pull_newest(fresh(store), TrainingFolder(run), 9)
     assert (run / FETCHED).exists(), "it may be of use"
     for path in (run / FETCHED / "0", run / FETCHED):
         os.utime(path, (time.time() - DAYS_AGO,) * 2)
@@ -448,7 +451,7 @@ def test_a_bucket_asks_for_a_key(monkeypatch, url):
     assert lack_of_key(url, None) is None
     monkeypatch.delenv(KEY)
     assert "key: none" in lack_of_key(url, None) and lack_of_key(url, "none") is None
-    assert KEY in refusal(lambda: push(RemoteStore(url), made("a"), "sft"))
+    assert KEY in refusal(lambda: push(RemoteStore(url), TrainingFolder(made("a")), "sft"))
 
 
 def test_a_folder_of_ones_own_asks_for_none_unless_the_config_does(monkeypatch, tmp_path):

@@ -18,8 +18,8 @@ from scripts.recipe.stage_settings import Checkpointing
 from scripts.stage import owner, removal, store, uses
 from scripts.stage.owner import DISCARDS, hold, is_alive, read_owner
 from scripts.stage.removal import await_discards, discard, finish_discards, take_back, trainings, unlinked
-from scripts.stage.rundir import checkpoints, damage_of, seal_checkpoint
 from scripts.stage.store import finish_removals, prune_checkpoints
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 from tests.killing import killed_at
 from tests.users import ANN, BOB, EVE, as_user, can_be_others, share, shared_folder
@@ -35,7 +35,7 @@ def fill(folder: Path, steps: tuple[int, ...] = (2, 4)) -> None:
         saved = folder / "saving" / str(step)
         saved.mkdir(parents=True)
         (saved / "model.safetensors").write_bytes(b"weights" * step)
-        seal_checkpoint(saved, folder, step)
+        TrainingFolder(folder).seal(saved, step)
     (folder / "exports/abc").mkdir(parents=True)
     (folder / "exports/abc/model.safetensors").write_bytes(b"weights" * 1000)
     write_json(folder / "identity.json", {"identity": folder.name})
@@ -58,9 +58,9 @@ def publish(folder: Path, run: str, step: int = 4) -> None:
 
 
 def is_whole(folder: Path) -> bool:
-    found = checkpoints(folder)
+    found = TrainingFolder(folder).checkpoints
     is_exported = (folder / "exports/abc/model.safetensors").is_file()
-    return [each.step for each in found] == [2, 4] and is_exported and not any(damage_of(it.path) for it in found)
+    return [each.step for each in found] == [2, 4] and is_exported and not any(it.damage() for it in found)
 
 
 def hidden() -> list[str]:
@@ -392,25 +392,25 @@ LAST = Checkpointing(keep_last_k=1)
 
 def test_no_checkpoint_goes_while_it_is_unknown_who_published_it(capsys):
     (ROOM / "loop").symlink_to("loop")
-    assert prune_checkpoints(ONE, LAST) == [] and is_whole(ONE)
+    assert prune_checkpoints(TrainingFolder(ONE), LAST) == [] and is_whole(ONE)
     assert "no checkpoint is removed: results/loop may use it" in capsys.readouterr().err
     (ROOM / "loop").unlink()
-    assert prune_checkpoints(ONE, LAST) == [2]
+    assert prune_checkpoints(TrainingFolder(ONE), LAST) == [2]
 
 
 def test_a_checkpoint_that_is_published_as_it_goes_comes_back(monkeypatch):
     at_look(1, lambda: publish(ONE, "b", step=2), monkeypatch)
-    assert prune_checkpoints(ONE, LAST) == [] and is_whole(ONE)
+    assert prune_checkpoints(TrainingFolder(ONE), LAST) == [] and is_whole(ONE)
 
 
 def test_a_checkpoint_that_a_killed_process_was_removing_comes_back_where_it_is_published():
     going = ONE / "checkpoints/removing_step_2"
     publish(ONE, "b", step=2)
     (ONE / "checkpoints/step_2").rename(going)
-    finish_removals(ONE)
+    finish_removals(TrainingFolder(ONE))
     assert is_whole(ONE) and not going.exists()
     shutil.rmtree(ROOM / "b")
     (ONE / "checkpoints/step_2").rename(going)
-    finish_removals(ONE)
-    assert [each.step for each in checkpoints(ONE)] == [4] and not going.exists()
+    finish_removals(TrainingFolder(ONE))
+    assert [each.step for each in TrainingFolder(ONE).checkpoints] == [4] and not going.exists()
     assert not is_alive(ONE / "owner.json") and unlinked(ROOM) == [ONE]

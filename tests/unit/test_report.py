@@ -23,8 +23,8 @@ from scripts.report.rollouts import marked, sample_rollouts, worst_and_best
 from scripts.report.scores import scores_of, scores_side_by_side
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.trained_stage import TrainedStage, cost_of, differing_settings
-from scripts.stage.attempts import begin_attempt, end_attempt
 from scripts.stage.paths import StagePaths
+from scripts.stage.training_folder import TrainingFolder
 from tests import programs
 from tests.report_files import (
     MATH,
@@ -189,34 +189,34 @@ def test_names_are_shortened_to_what_tells_them_apart():
 
 
 def test_hours_are_those_of_all_attempts_and_waiting_costs_nothing(tmp_path):
-    begin_attempt(tmp_path, 0, gpus=8)
-    end_attempt(tmp_path, 4, "unfinished")
-    begin_attempt(tmp_path, 4, nodes=0)
-    end_attempt(tmp_path, 4, "waited")
-    begin_attempt(tmp_path, 4, gpus=16)
-    end_attempt(tmp_path, 10, "finished")
+    TrainingFolder(tmp_path).begin_attempt(0, gpus=8)
+    TrainingFolder(tmp_path).end_attempt(4, "unfinished")
+    TrainingFolder(tmp_path).begin_attempt(4, nodes=0)
+    TrainingFolder(tmp_path).end_attempt(4, "waited")
+    TrainingFolder(tmp_path).begin_attempt(4, gpus=16)
+    TrainingFolder(tmp_path).end_attempt(10, "finished")
     set_times(tmp_path, 0, 3600, 3600, 99_999, 100_000, 103_600)
-    cost = cost_of(tmp_path, pd.Series([360.0] * 10))
+    cost = cost_of(TrainingFolder(tmp_path), pd.Series([360.0] * 10))
     assert (cost.attempts, cost.hours, cost.step_hours, cost.gpu_hours, cost.at_least) == (2, 2.0, 1.0, 24.0, False)
-    of_step_7, of_step_4 = (cost_of(tmp_path, pd.Series([360.0] * step)) for step in (7, 4))
+    of_step_7, of_step_4 = (cost_of(TrainingFolder(tmp_path), pd.Series([360.0] * step)) for step in (7, 4))
     assert (of_step_7.attempts, of_step_7.hours, of_step_7.gpu_hours) == (2, 1.5, 16.0)
     assert (of_step_4.attempts, of_step_4.hours, of_step_4.gpu_hours) == (1, 1.0, 8.0)
 
 
 def test_a_killed_attempt_counts_with_the_steps_it_left_and_makes_the_hours_a_bound(tmp_path):
-    begin_attempt(tmp_path, 0, gpus=8)
-    begin_attempt(tmp_path, 4, gpus=8)
-    end_attempt(tmp_path, 10, "finished")
+    TrainingFolder(tmp_path).begin_attempt(0, gpus=8)
+    TrainingFolder(tmp_path).begin_attempt(4, gpus=8)
+    TrainingFolder(tmp_path).end_attempt(10, "finished")
     set_times(tmp_path, 0, 7200, 10_800)
-    cost = cost_of(tmp_path, pd.Series([900.0] * 10))
+    cost = cost_of(TrainingFolder(tmp_path), pd.Series([900.0] * 10))
     assert (cost.hours, cost.gpu_hours, cost.mark) == (2.0, 16.0, "≥ ")
 
 
 def test_hours_of_attempts_that_tell_no_gpus_have_no_gpu_hours(tmp_path):
     lines = '{"event": "begin", "step": 0, "nodes": 1, "time": 0}\n{"event": "end", "step": 1, "outcome": "finished", "time": 36}\n'
     (tmp_path / "attempts.jsonl").write_text(lines)
-    assert cost_of(tmp_path, pd.Series([36.0])).gpu_hours is None
-    assert cost_of(tmp_path / "none", pd.Series([36.0])).at_least
+    assert cost_of(TrainingFolder(tmp_path), pd.Series([36.0])).gpu_hours is None
+    assert cost_of(TrainingFolder(tmp_path / "none"), pd.Series([36.0])).at_least
 
 
 # Pages

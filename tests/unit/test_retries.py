@@ -9,7 +9,7 @@ import pytest
 
 from scripts.controller.retries import NO_MORE, Retries, reason_to_stop
 from scripts.slurm.jobs import note_submission, read_call, write_call
-from scripts.stage.attempts import begin_attempt, end_attempt
+from scripts.stage.training_folder import TrainingFolder
 
 
 @pytest.fixture
@@ -33,37 +33,39 @@ def test_the_first_interrupt_stops_snakemake_and_later_ones_only_say_that_it_sto
 
 
 def attempt(run, outcome: str, begin: int = 0, end: int = 5, call: int = 7) -> None:
-    begin_attempt(run, begin, call)
+    TrainingFolder(run).begin_attempt(begin, call)
     if outcome != "killed":
-        end_attempt(run, end, outcome)
+        TrainingFolder(run).end_attempt(end, outcome)
 
 
 @pytest.mark.parametrize("outcome", ["unfinished", "killed", "lost", "waited"])
 def test_what_was_cut_off_is_tried_again(run, outcome):
     attempt(run, outcome)
-    assert reason_to_stop(run, 7, 0, None, "log") is None
+    assert reason_to_stop(TrainingFolder(run), 7, 0, None, "log") is None
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "NODE_FAIL", "PREEMPTED"])
 def test_what_slurm_ended_before_training_began_is_tried_again(run, state):
-    assert reason_to_stop(run, 7, 0, state, "log") is None
+    assert reason_to_stop(TrainingFolder(run), 7, 0, state, "log") is None
 
 
 def test_what_failed_for_its_own_reason_is_not(run):
     attempt(run, "failed")
-    assert reason_to_stop(run, 7, 0, "FAILED", "my.log") == "it failed for a reason of its own; see my.log"
+    assert (
+        reason_to_stop(TrainingFolder(run), 7, 0, "FAILED", "my.log") == "it failed for a reason of its own; see my.log"
+    )
 
 
 def test_a_job_that_ended_before_it_began_to_train_failed_for_its_own_reason(run):
     attempt(run, "unfinished")
-    assert "reason of its own" in reason_to_stop(run, 7, 1, "FAILED", "log")
+    assert "reason of its own" in reason_to_stop(TrainingFolder(run), 7, 1, "FAILED", "log")
     attempt(run, "unfinished", call=6)
-    assert "reason of its own" in reason_to_stop(run, 7, 1, "FAILED", "log"), "that was another call's"
+    assert "reason of its own" in reason_to_stop(TrainingFolder(run), 7, 1, "FAILED", "log"), "that was another call's"
 
 
 def test_scancel_stops_for_good_even_when_the_step_was_saved(run):
     attempt(run, "unfinished")
-    assert "somebody cancelled its Slurm job" in reason_to_stop(run, 7, 0, "CANCELLED", "log")
+    assert "somebody cancelled its Slurm job" in reason_to_stop(TrainingFolder(run), 7, 0, "CANCELLED", "log")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +88,11 @@ def test_another_user_who_cancelled_a_job_is_known_by_the_accounting(run, tmp_pa
 def test_two_without_a_new_step_are_enough_but_waiting_for_another_job_is_no_attempt(run):
     attempt(run, "waited")
     attempt(run, "killed")
-    assert reason_to_stop(run, 7, 0, None, "log") is None
+    assert reason_to_stop(TrainingFolder(run), 7, 0, None, "log") is None
     attempt(run, "lost", end=0)
-    assert "two attempts in a row (killed and lost) made no new step" in reason_to_stop(run, 7, 0, None, "log")
+    assert "two attempts in a row (killed and lost) made no new step" in reason_to_stop(
+        TrainingFolder(run), 7, 0, None, "log"
+    )
 
 
 def test_the_attempts_of_a_run_directory_set_aside_are_not_counted(run, tmp_path):

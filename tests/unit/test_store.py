@@ -19,16 +19,16 @@ from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import config_text, resolve_stage
-from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts
+from scripts.records import Reach
 from scripts.stage.consistency import exported_model
 from scripts.stage.owner import hold
-from scripts.stage.paths import owner_of
-from scripts.stage.progress import Reach, note_reach, read_log
+from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.removal import discard, unlinked
-from scripts.stage.rundir import checkpoints, damage_of, newest_step, seal_checkpoint
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import folder_of, identity_in, prune_checkpoints
+from scripts.stage.store import folder_of, prune_checkpoints
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -65,7 +65,7 @@ def save(run: Path, step: int) -> None:
     saved.mkdir(parents=True)
     (saved / "model.safetensors").write_bytes(b"weights of step %d" % step)
     (saved / "config.json").write_text("{}")
-    seal_checkpoint(saved, run, step)
+    TrainingFolder(run).seal(saved, step)
 
 
 def log(run: Path, steps) -> None:
@@ -75,11 +75,11 @@ def log(run: Path, steps) -> None:
 
 def fill(run: Path, *steps: int) -> Path:
     """Let a folder hold these checkpoints, made in one attempt, and a log of the steps up to the last."""
-    begin_attempt(run, 0, call=5)
+    TrainingFolder(run).begin_attempt(0, call=5)
     for step in steps:
         save(run, step)
     log(run, range(1, max(steps) + 1))
-    end_attempt(run, max(steps), "finished" if max(steps) == 4 else "unfinished")
+    TrainingFolder(run).end_attempt(max(steps), "finished" if max(steps) == 4 else "unfinished")
     return run
 
 
@@ -115,7 +115,7 @@ def earlier(stage: Stage, *steps: int, name: str = "run") -> Path:
     folder.rename(run)
     if name == "run":
         record = {"stage": "sft", "step": steps[-1], "identity": stage.identity, "facts": stage.facts, "parents": []}
-        publish_checkpoint(checkpoints(run)[-1], stage.paths.ckpt, record)
+        publish_checkpoint(TrainingFolder(run).checkpoints[-1], stage.paths.ckpt, record)
         export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
         (run / "exports").rename(stage.paths.directory / "exports")
         content = read_json(stage.paths.export_record)["content"]
@@ -132,7 +132,9 @@ def test_what_one_run_trained_another_publishes_exports_and_keeps_when_the_first
     a, b = stage_of("a"), stage_of("b")
     assert train(a) == (0, [0]) and train(b) == (0, [])
     folder = Path("results/store", a.identity)
-    assert a.training == b.training == a.paths.run == folder and identity_in(folder) == folder.name
+    assert (
+        a.training.path == b.training.path == a.paths.run == folder and TrainingFolder(folder).identity == folder.name
+    )
     assert (a.paths.directory / "run").readlink() == (Path("../../store") / folder.name)
     assert b.paths.weights.resolve() == checkpoint(folder, 4).resolve()
     export(a)
@@ -147,7 +149,7 @@ def test_what_one_run_trained_another_publishes_exports_and_keeps_when_the_first
     assert b.paths.export.resolve() == a.paths.export.resolve() and not b.paths.export.readlink().is_absolute()
     assert read_json(b.paths.export_record) == read_json(a.paths.export_record)
     shutil.rmtree("results/a")
-    assert exported_model(b.paths.export_record).is_dir() and damage_of(b.paths.weights) is None
+    assert exported_model(b.paths.export_record).is_dir() and Checkpoint.at(b.paths.weights).damage() is None
 
 
 def test_an_edit_trains_in_another_folder_and_the_first_is_found_again(train):
@@ -185,7 +187,7 @@ def test_weights_are_hashed_once_a_checkpoint_and_once_an_export(train, monkeypa
 def test_a_job_that_may_not_train_says_that_it_waited(train):
     a = stage_of("a")
     assert train(a, publish_only=True, call=9) == (UNFINISHED, [])
-    assert read_attempts(a.training)[-1]["outcome"] == "waited"
+    assert a.training.attempts[-1]["outcome"] == "waited"
 
 
 ASKER = """
@@ -218,7 +220,7 @@ def test_of_two_who_ask_at_once_one_trains_and_the_other_waits_and_finds_it_trai
     said = [asker.communicate(timeout=120)[0] for asker in askers]
     assert {text.splitlines()[-1] for text in said} == {"0 []", "0 [0]"}
     assert sum("is at work here; waiting for it to end" in text for text in said) == 1
-    assert [it["outcome"] for it in read_attempts(stage_of("a").training)] == ["finished"]
+    assert [it["outcome"] for it in stage_of("a").training.attempts] == ["finished"]
     assert stage_of("a").paths.record.read_bytes() == stage_of("b").paths.record.read_bytes()
 
 
@@ -226,8 +228,8 @@ def test_what_any_run_published_is_kept(train):
     a, b = stage_of("a"), stage_of("b")
     run = fill(open_folder(a), 1, 2, 3)
     assert train(as_of(a, 2)) == (0, [])
-    prune_checkpoints(run, b.settings.checkpointing.model_copy(update={"keep_last_k": 1}))
-    assert [each.step for each in checkpoints(run)] == [2, 3]
+    prune_checkpoints(TrainingFolder(run), b.settings.checkpointing.model_copy(update={"keep_last_k": 1}))
+    assert [each.step for each in TrainingFolder(run).checkpoints] == [2, 3]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -247,15 +249,15 @@ def test_a_run_directory_of_an_earlier_commit_is_valid_where_it_lies_and_moves_w
     a = stage_of("a")
     run = earlier(a, 2, 3)
     Path("results/store", aside.name.removeprefix("run.")).rename(aside)
-    assert a.training == a.paths.run == run and owner_of(run) == a.paths.directory / "owner.json"
-    assert folder_of(Path("results"), a.paths, aside.name.removeprefix("run.")) == aside
+    assert a.training.path == a.paths.run == run and TrainingFolder(run).owner_file == a.paths.directory / "owner.json"
+    assert folder_of(Path("results"), a.paths, aside.name.removeprefix("run.")).path == aside
     assert exported_model(a.paths.export_record).parent == a.paths.directory / "exports"
     assert train(a) == (0, [3])
     folder = Path("results/store", a.identity)
-    assert a.paths.run == folder and [each.step for each in checkpoints(folder)] == [2, 3, 4]
-    assert newest_step(Path("results/store", aside.name.removeprefix("run."))) == 1
+    assert a.paths.run == folder and [each.step for each in TrainingFolder(folder).checkpoints] == [2, 3, 4]
+    assert TrainingFolder(Path("results/store", aside.name.removeprefix("run."))).newest_step == 1
     assert exported_model(a.paths.export_record).resolve().parent == (folder / "exports").resolve()
-    assert [(it["from"], it["to"]) for it in read_attempts(folder)] == [(0, 3), (3, 4)]
+    assert [(it["from"], it["to"]) for it in TrainingFolder(folder).attempts] == [(0, 3), (3, 4)]
     assert not [*a.paths.directory.glob("run.*")]
 
 
@@ -276,7 +278,7 @@ def test_twins_of_an_earlier_commit_become_one_folder_that_has_the_checkpoints_o
     earlier(b, 2, 4)
     assert train(a) == (0, [3]) and train(b) == (0, [])
     folder = Path("results/store", a.identity)
-    assert [each.step for each in checkpoints(folder)] == [1, 2, 3, 4]
+    assert [each.step for each in TrainingFolder(folder).checkpoints] == [1, 2, 3, 4]
     assert [path.name for path in unlinked(Path("results"))] == [f"{a.identity}.1"]
     assert b.paths.weights.resolve() == checkpoint(folder, 4).resolve()
 
@@ -300,21 +302,23 @@ def test_a_directory_that_nobody_owns_is_not_touched(train):
 def test_a_kill_at_any_moment_of_opening_leaves_nothing_half_made(train, kind):
     a, b = stage_of("a"), stage_of("b")
     if kind != "fresh":
-        note_reach(earlier(a, 1, 3), 3, Reach(4))
+        TrainingFolder(earlier(a, 1, 3)).note_reach(3, Reach(4))
     if kind == "twins":
         earlier(b, 2)
     folder, start = Path("results/store", a.identity), 0 if kind == "fresh" else 3
     shutil.copytree("results", "before", symlinks=True)
     for call in range(1, 1000):
         status = killed_at(call, lambda: [open_folder(stage) for stage in (a, b)])
-        assert all(damage_of(each.path) is None for run in Path("results/store").glob("*") for each in checkpoints(run))
-        assert max(newest_step(run) for run in (Path("results/a/sft/run"), folder)) == start
+        assert all(
+            each.damage() is None for run in Path("results/store").glob("*") for each in TrainingFolder(run).checkpoints
+        )
+        assert max(TrainingFolder(run).newest_step for run in (Path("results/a/sft/run"), folder)) == start
         if status == 0:
             break
         assert status == -signal.SIGKILL
         assert train(a) == (0, [start]) and train(b) == (0, [])
         wanted = {"fresh": [4], "earlier": [1, 3, 4], "twins": [1, 2, 3, 4]}[kind]
-        assert [each.step for each in checkpoints(folder)] == wanted
+        assert [each.step for each in TrainingFolder(folder).checkpoints] == wanted
         assert [it["step"] for it in read_log(folder / "metrics.jsonl")] == [1, 2, 3, 4]
         assert kind == "fresh" or exported_model(a.paths.export_record).is_dir()
         left = [path for path in Path("results").rglob("*") if path.name.startswith(".") or path.name == "owner.json"]
@@ -329,7 +333,7 @@ def test_a_kill_at_any_moment_of_opening_leaves_nothing_half_made(train, kind):
 
 def test_discard_removes_what_no_run_links_to_and_says_what_that_frees(train):
     a, b = stage_of("a"), stage_of("b")
-    folder = a.training
+    folder = a.training.path
     for stage in (a, b, stage_of("a", seed=2)):
         train(stage)
     root = Path("results")
@@ -359,4 +363,4 @@ def test_a_thousand_runs_are_looked_through_in_a_moment():
 
 def test_a_stage_without_a_root_has_its_store_in_its_own_results():
     a = replace(stage_of("a"), root=None)
-    assert a.training == Path("results/a/store", a.identity)
+    assert a.training.path == Path("results/a/store", a.identity)

@@ -20,6 +20,7 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import FolderSource
 from scripts.stage.store import check_owners
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import SHORT
 from tests.pretrained import save_pretrained
 
@@ -238,22 +239,22 @@ def training(tmp_path) -> Path:
 
 
 def test_a_training_of_ones_own_is_taken_over(training):
-    check_owners(training)
+    check_owners(TrainingFolder(training))
 
 
 def test_a_training_of_another_user_is_refused_unless_its_group_is_named(training, monkeypatch):
     group = grp.getgrgid(training.stat().st_gid).gr_name
     monkeypatch.setattr(os, "geteuid", lambda: training.stat().st_uid + 1)
     with pytest.raises(UserError, match=r"taken over only from oneself, or from the members of the site's group"):
-        check_owners(training)
-    check_owners(training, group)
+        check_owners(TrainingFolder(training))
+    check_owners(TrainingFolder(training), group)
     weights = training / "checkpoints/step_1/model.safetensors"
     weights.chmod(0o666)
     with pytest.raises(UserError, match=r"model\.safetensors: is "):
-        check_owners(training, group)
+        check_owners(TrainingFolder(training), group)
     weights.chmod(0o644)
     (training / "checkpoints/step_2").symlink_to("step_1")
     with pytest.raises(UserError, match="step_2: is "):
-        check_owners(training, group)
+        check_owners(TrainingFolder(training), group)
     with pytest.raises(UserError, match="nobodies, a group unknown here"):
-        check_owners(training, "nobodies")
+        check_owners(TrainingFolder(training), "nobodies")

@@ -32,14 +32,13 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import config_text, resolve_stage, training_config
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.rewards.gym import GymUnavailable
-from scripts.stage.attempts import begin_attempt, end_attempt, read_attempts, without_progress
-from scripts.stage.paths import owner_of
 from scripts.stage.progress import read_log
 from scripts.stage.publish import export_checkpoint, publish_checkpoint
-from scripts.stage.rundir import checkpoints, newest_checkpoint, seal_checkpoint, step_of
+from scripts.stage.rundir import step_of
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of, prune_checkpoints, stage_facts
 from scripts.stage.tables import METRICS, write_metrics
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.preflight import check_stage, checkpoint_bytes, checkpoints_at_once
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
@@ -198,31 +197,34 @@ def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over_for_the_one_before(run, capsys, file, content, words):
     for step in (5, 10):
-        seal_checkpoint(save(run, step), run, step)
+        TrainingFolder(run).seal(save(run, step), step)
     path = run / "checkpoints/step_10" / file
     path.unlink() if content is None else path.write_bytes(content)
     (run / "checkpoints/tmp_step_30").mkdir()
-    assert newest_checkpoint(run).step == 5
+    assert TrainingFolder(run).newest_checkpoint().step == 5
     assert f"step_10: {words}; passing it over" in capsys.readouterr().out
-    seal_checkpoint(save(run, 10), run, 10)  # trained again, it takes the damaged one's place
-    assert newest_checkpoint(run).step == 10 and newest_checkpoint(run, last_step=8).step == 5
+    TrainingFolder(run).seal(save(run, 10), 10)  # trained again, it takes the damaged one's place
+    assert (
+        TrainingFolder(run).newest_checkpoint().step == 10
+        and TrainingFolder(run).newest_checkpoint(last_step=8).step == 5
+    )
 
 
 # --- which checkpoints are kept ---
 
 
 def kept(run: Path, **checkpointing: object) -> list[int]:
-    prune_checkpoints(run, Checkpointing(**checkpointing))
-    return [checkpoint.step for checkpoint in checkpoints(run)]
+    prune_checkpoints(TrainingFolder(run), Checkpointing(**checkpointing))
+    return [checkpoint.step for checkpoint in TrainingFolder(run).checkpoints]
 
 
 def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
     rewards = {5: 0.9, 10: 0.1, 15: 0.5, 20: 0.2, 25: 0.3}
     (run / "metrics.jsonl").write_text("".join(log_line(step, reward_mean=reward) for step, reward in rewards.items()))
     for step in rewards:
-        seal_checkpoint(save(run, step), run, step)
+        TrainingFolder(run).seal(save(run, step), step)
     assert kept(run) == [5, 10, 15, 20, 25]
-    publish_checkpoint(checkpoints(run)[1], run.parents[1] / "stage/ckpt", RECORD)
+    publish_checkpoint(TrainingFolder(run).checkpoints[1], run.parents[1] / "stage/ckpt", RECORD)
     assert kept(run, keep_last_k=2, keep_top_k=2) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=1, keep_top_k=1, keep_steps=[15, 20], save_period=5) == [5, 10, 15, 20, 25]
     assert kept(run, keep_last_k=2, keep_top_k=1) == [5, 10, 20, 25]
@@ -230,7 +232,7 @@ def test_the_newest_and_the_best_and_the_published_checkpoint_are_kept(run):
 
 
 def test_a_checkpoint_half_removed_when_killed_is_removed_and_never_counted(run):
-    seal_checkpoint(save(run, 5), run, 5)
+    TrainingFolder(run).seal(save(run, 5), 5)
     (run / "checkpoints/removing_step_3").mkdir()
     assert kept(run, keep_last_k=1) == [5]
     assert not (run / "checkpoints/removing_step_3").exists()
@@ -240,24 +242,24 @@ def test_a_checkpoint_half_removed_when_killed_is_removed_and_never_counted(run)
 
 
 def test_attempts_are_remembered_with_their_outcome_and_a_killed_one_has_none(run):
-    begin_attempt(run, 0)
-    end_attempt(run, 5, "unfinished")
-    begin_attempt(run, 5)
+    TrainingFolder(run).begin_attempt(0)
+    TrainingFolder(run).end_attempt(5, "unfinished")
+    TrainingFolder(run).begin_attempt(5)
     (run / "attempts.jsonl").open("a").write('{"event": "en')  # killed while writing
-    begin_attempt(run, 5)
-    told = [(attempt["from"], attempt["outcome"]) for attempt in read_attempts(run)]
+    TrainingFolder(run).begin_attempt(5)
+    told = [(attempt["from"], attempt["outcome"]) for attempt in TrainingFolder(run).attempts]
     assert told == [(0, "unfinished"), (5, "killed"), (5, "killed")]
 
 
 def test_after_two_attempts_without_a_new_step_another_of_the_same_call_is_refused(run):
     for outcome in ("unfinished", "failed"):
-        begin_attempt(run, 5, call=7)
-        end_attempt(run, 5, outcome)
+        TrainingFolder(run).begin_attempt(5, call=7)
+        TrainingFolder(run).end_attempt(5, outcome)
     said = "two attempts in a row (unfinished and failed) made no new step beyond 5"
-    assert without_progress(run, 7, 5) == said
-    assert without_progress(run, 7, 6) is None, "the second of them made a step"
-    assert without_progress(run, 8, 5) is None, "they were of an earlier call"
-    assert without_progress(run, 0, 5) is None, "a person asks again"
+    assert TrainingFolder(run).without_progress(7, 5) == said
+    assert TrainingFolder(run).without_progress(7, 6) is None, "the second of them made a step"
+    assert TrainingFolder(run).without_progress(8, 5) is None, "they were of an earlier call"
+    assert TrainingFolder(run).without_progress(0, 5) is None, "a person asks again"
 
 
 def test_a_deadline_is_due_when_one_more_step_and_its_save_may_not_fit():
@@ -404,7 +406,7 @@ def train(tmp_path, monkeypatch):
     jobs = []
 
     def seal(job):
-        seal_checkpoint(save(job.run, 4), job.run, 4)
+        job.training.seal(save(job.run, 4), 4)
 
     def train(deed=seal, until=None):
         class StandIn(Backend):
@@ -422,7 +424,7 @@ def train(tmp_path, monkeypatch):
 
 def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_returned(train):
     with pytest.raises(UserError, match="training ended at step 3 of 4"):
-        train(lambda job: seal_checkpoint(save(job.run, 3), job.run, 3))
+        train(lambda job: job.training.seal(save(job.run, 3), 3))
     assert not train.paths.ckpt.exists()
     train()
     assert train.jobs[1].resume_from.name == "step_3"
@@ -433,24 +435,27 @@ def test_done_means_that_the_planned_step_is_there_and_not_that_the_backend_retu
 
 def test_a_stage_trains_to_one_step_after_another_and_not_to_one_that_was_passed(train, capsys):
     def seal(job):
-        seal_checkpoint(save(job.run, job.max_num_steps), job.run, job.max_num_steps)
+        job.training.seal(save(job.run, job.max_num_steps), job.max_num_steps)
 
     for until, step in ((1, 1), (2, 2), (1, 1), (None, 4)):
         assert train(seal, until) == 0
         published = as_of(train.stage, until).paths
         assert read_json(published.record)["step"] == step_of((published.ckpt / "weights").resolve()) == step
     assert [(job.start, job.max_num_steps, job.planned) for job in train.jobs] == [(0, 1, 4), (1, 2, 4), (2, 4, 4)]
-    assert [attempt["outcome"] for attempt in read_attempts(train.paths.run)] == ["finished"] * 3
+    assert [attempt["outcome"] for attempt in TrainingFolder(train.paths.run).attempts] == ["finished"] * 3
     assert "sft.step-2: resumes from step 1, planned step 4, at first to step 2, identity" in capsys.readouterr().out
     with pytest.raises(UserError, match="step 3 was not kept, but steps 1, 2, 4; name one of these"):
         train(seal, 3)
-    assert len(train.jobs) == 3 and newest_checkpoint(train.paths.run).step == 4
+    assert len(train.jobs) == 3 and TrainingFolder(train.paths.run).newest_checkpoint().step == 4
 
 
 def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_train(train, killed):
     train()
     run = train.paths.run
-    left = [run / f".live.html.{killed}.00aa.tmp", owner_of(run).with_name(f".owner.json.{killed}.0b.tmp")]
+    left = [
+        run / f".live.html.{killed}.00aa.tmp",
+        TrainingFolder(run).owner_file.with_name(f".owner.json.{killed}.0b.tmp"),
+    ]
     left += [run / "checkpoints/removing_step_2/config.json", run / f"checkpoints/.step_2.{killed}.00cc.tmp"]
     for path in left:
         path.parent.mkdir(exist_ok=True)
@@ -461,29 +466,29 @@ def test_what_a_killed_attempt_left_half_done_is_gone_though_nothing_is_left_to_
 
 def test_a_stage_that_was_asked_to_stop_is_unfinished_and_not_failed(train):
     def stops(job):
-        seal_checkpoint(save(job.run, 2), job.run, 2)
+        job.training.seal(save(job.run, 2), 2)
         job.stop.reason = "SIGTERM"
 
     assert train(stops) == UNFINISHED
     assert not train.paths.ckpt.exists()
-    assert read_attempts(train.paths.run)[-1]["outcome"] == "unfinished"
+    assert TrainingFolder(train.paths.run).attempts[-1]["outcome"] == "unfinished"
     assert train() == 0
 
 
 def test_a_server_that_does_not_answer_loses_the_attempt_and_nothing_of_what_was_trained(train):
     def lost(job):
-        seal_checkpoint(save(job.run, 2), job.run, 2)
+        job.training.seal(save(job.run, 2), 2)
         raise GymUnavailable("the server gave no answer")
 
     with pytest.raises(CutOffError, match="gave no answer"):
         train(lost)
-    assert read_attempts(train.paths.run)[-1]["outcome"] == "lost"
+    assert TrainingFolder(train.paths.run).attempts[-1]["outcome"] == "lost"
     assert train() == 0 and train.jobs[1].resume_from.name == "step_2"
 
 
 def test_inputs_that_change_while_a_stage_trains_are_noticed_before_it_is_published(train):
     def edit_meanwhile(job):
-        seal_checkpoint(save(job.run, 4), job.run, 4)
+        job.training.seal(save(job.run, 4), 4)
         train.paths.config.write_text(train.paths.config.read_text().replace("seed: 1", "seed: 2"))
 
     with pytest.raises(UserError, match="its config, data or parent changed while it trained"):
@@ -503,7 +508,7 @@ def test_a_split_that_is_not_the_manifests_is_not_trained_on(train):
 
 def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
     ckpt = run.parents[1] / "stage/ckpt"
-    checkpoint = seal_checkpoint(save(run, step, weights), run, step)
+    checkpoint = TrainingFolder(run).seal(save(run, step, weights), step)
     publish_checkpoint(checkpoint, ckpt, RECORD | {"step": step})
     return ckpt
 
@@ -511,7 +516,7 @@ def publish(run: Path, weights: bytes = b"weights", step: int = 5) -> Path:
 def test_a_published_checkpoint_is_a_record_and_a_link_and_survives_a_move(run, tmp_path):
     ckpt = publish(run)
     first = (ckpt / "record.json").read_bytes()
-    publish_checkpoint(newest_checkpoint(run), ckpt, RECORD)
+    publish_checkpoint(TrainingFolder(run).newest_checkpoint(), ckpt, RECORD)
     assert (ckpt / "record.json").read_bytes() == first, "published twice"
     (tmp_path / "moved").mkdir()
     for folder in ("store", "stage"):

@@ -22,6 +22,7 @@ from scripts.stage.provenance import step_text
 from scripts.stage.stopping import ending_of, words_of_selected
 from scripts.stage.store import prune_checkpoints
 from scripts.stage.tables import METRICS, read_table, write_metrics
+from scripts.stage.training_folder import TrainingFolder
 from scripts.train.preflight import checkpoints_at_once
 from tests.conftest import ROOT, refusal
 from tests.stages import checkpoint_record
@@ -248,8 +249,8 @@ def test_checkpoints_are_kept_by_what_held_out_rows_gave_and_the_best_is_kept_be
         write_json(run / f"checkpoints/step_{step}/files.json", {})
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     kept = {"keep_last_k": 1, "keep_top_k": 2, "metric_name": "val:loss", "higher_is_better": False}
-    assert prune_checkpoints(run, Checkpointing(**kept)) == [2, 8]
-    assert prune_checkpoints(run, Checkpointing(keep_last_k=1), best=4) == [6]
+    assert prune_checkpoints(TrainingFolder(run), Checkpointing(**kept)) == [2, 8]
+    assert prune_checkpoints(TrainingFolder(run), Checkpointing(keep_last_k=1), best=4) == [6]
 
 
 def candidate(results, name, losses, section=None, **validated):

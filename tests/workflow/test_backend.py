@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from scripts.files import read_json
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT
 from tests.programs import until
 from tests.stages import logged
@@ -44,7 +44,7 @@ def test_a_small_package_trains_in_one_chain_with_another_backend_and_no_other_f
     program(snakemake).send_signal(signal.SIGTERM)
     assert snakemake.wait(180) == 0, copied.said()
 
-    attempts = read_attempts(polish / "run")
+    attempts = TrainingFolder(polish / "run").attempts
     assert [it["outcome"] for it in attempts] == ["unfinished", "finished"] and 0 < attempts[0]["to"] < 40
     assert [step["step"] for step in logged(polish / "run")] == list(range(1, 41))
     parent, record = read_json(copied.results / "rlvr1/hf/record.json"), read_json(polish / "ckpt/record.json")
@@ -59,4 +59,4 @@ def test_a_small_package_trains_in_one_chain_with_another_backend_and_no_other_f
     for path in (polish / "ckpt", polish / "run/checkpoints/step_40"):
         shutil.rmtree(path)
     copied.snakemake("results/short/polish/ckpt")
-    assert copied.content("polish") == content and read_attempts(polish / "run")[-1]["outcome"] == "finished"
+    assert copied.content("polish") == content and TrainingFolder(polish / "run").attempts[-1]["outcome"] == "finished"

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.files import read_json
 from scripts.rows.prompts import prompt_for_reading
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.workflow.test_resume import train_by_hand
 
 STAGES = ("sft", "rlvr1", "rlhf")
@@ -311,7 +311,9 @@ def test_a_stage_that_diverges_is_ended_while_it_trains_and_goes_on_when_its_gat
     output = copied.snakemake("results/short/rlvr1/ckpt", check=False)
     assert "rlvr1: stopped, as its gate would stop the chain: max_grad_norm is " in output
     assert "first at step 5" in output
-    assert [attempt["outcome"] for attempt in read_attempts(copied.results / "rlvr1/run")] == ["failed"], "once"
+    assert [attempt["outcome"] for attempt in TrainingFolder(copied.results / "rlvr1/run").attempts] == ["failed"], (
+        "once"
+    )
     assert not (copied.results / "rlvr1/ckpt/record.json").exists()
     copied.edit(narrow, wide)
     output = copied.snakemake("results/short/rlvr1/ckpt", "results/short/rlvr1/gate.json")

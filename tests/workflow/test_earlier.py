@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from scripts.files import read_json
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import ROOT, Workflow
 from tests.workflow.test_recorded import write_metadata
 
@@ -67,4 +67,4 @@ def test_a_half_trained_stage_resumes_to_the_same_weights(tree):
     resumed = weights(stage / "ckpt/weights")
     assert resumed.keys() == last.keys()
     assert 1000 * furthest(resumed, last) <= furthest(first, last)
-    assert [attempt["from"] for attempt in read_attempts(stage / "run")] == [0, 1]
+    assert [attempt["from"] for attempt in TrainingFolder(stage / "run").attempts] == [0, 1]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from scripts.report.chain import read_chain
 from scripts.report.verify import verify
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 
 pytestmark = [
     pytest.mark.long,
@@ -73,7 +73,9 @@ def test_a_merge_is_scored_beside_its_largest_part_or_its_base_and_gated(tree):
         assert {role: start["stage"] for role, start in record["roles"].items()} == {
             f"merge.{part}": part for part in PARTS
         }
-        assert [(attempt["from"], attempt["to"]) for attempt in read_attempts(tree.results / stage / "run")] == [(0, 1)]
+        assert [
+            (attempt["from"], attempt["to"]) for attempt in TrainingFolder(tree.results / stage / "run").attempts
+        ] == [(0, 1)]
     assert (tree.results / "soup/sweep.html").is_file() and (tree.results / "report.html").is_file()
     assert "Nothing to be done" in tree.snakemake("--dry-run")
 

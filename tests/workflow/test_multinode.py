@@ -29,7 +29,7 @@ from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import CutOffError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.recipe.stage_settings import Checkpointing  # noqa: E402
-from scripts.stage.rundir import damage_of, newest_checkpoint, newest_step  # noqa: E402
+from scripts.stage.rundir import Checkpoint  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.stages import Stages, checkpoint, logged, weights_hash  # noqa: E402
 
@@ -186,7 +186,7 @@ def test_a_run_goes_on_with_shares_instead_of_copies_and_back(stages):
 def test_a_checkpoint_of_two_ranks_is_sealed_with_both_their_random_states_and_only_one_rank_speaks(stages):
     saved = checkpoint(stages.directory / "grpo.two", GRPO_STEPS)
     listed = json.loads((saved / "files.json").read_text())
-    assert {"rng_state_0.pth", "rng_state_1.pth"} < set(listed) and damage_of(saved) is None
+    assert {"rng_state_0.pth", "rng_state_1.pth"} < set(listed) and Checkpoint.at(saved).damage() is None
     assert f"rlvr1: step {GRPO_STEPS}/{GRPO_STEPS}, reward " in stages.said[0] and stages.said[1] == ""
     assert sorted(path.name for path in (stages.directory / "sft.two").iterdir()) == ["checkpoints", "metrics.jsonl"]
 
@@ -214,7 +214,7 @@ def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_it
     job = replace(stages.job("sft", "sft.killed", 100_000, settings=saving), processes=2)
 
     def once_saved(after: int, deed) -> None:
-        wait_until("a checkpoint", lambda: newest_step(job.run) > after, seconds=900)
+        wait_until("a checkpoint", lambda: job.training.newest_step > after, seconds=900)
         deed()
 
     def kill_rank_1() -> None:
@@ -225,13 +225,13 @@ def test_a_killed_process_is_named_and_what_goes_on_from_its_checkpoint_saves_it
     with pytest.raises(CutOffError, match=r"^rank 1 was killed \(SIGKILL\), by somebody or by the system"):
         train_apart(job, partial(in_processes, job))
     kill.join()
-    newest = newest_checkpoint(job.run)
+    newest = job.training.newest_checkpoint()
     job = replace(job, resume_from=newest.path)
     stop = Thread(target=once_saved, args=(newest.step, partial(job.stop.ask, "SIGTERM")))
     stop.start()
     train_apart(job, partial(in_processes, job))
     stop.join()
-    assert job.stop.reason == "SIGTERM" and newest_step(job.run) == logged(job.run)[-1]["step"] > newest.step
+    assert job.stop.reason == "SIGTERM" and job.training.newest_step == logged(job.run)[-1]["step"] > newest.step
     assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
 
 

@@ -11,7 +11,6 @@ from scripts.backends.trl.train import train_rank as train  # noqa: E402
 from scripts.errors import UserError  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.recipe.stage_settings import Checkpointing  # noqa: E402
-from scripts.stage.rundir import checkpoints  # noqa: E402
 from tests.stages import Stages, logged  # noqa: E402
 
 FAR, FARTHER = 1e30, 1e38
@@ -39,7 +38,7 @@ def test_it_ends_at_the_step_that_shows_it_and_not_at_the_planned_one(stages):
         train(job)
     assert str(job.run / "metrics.jsonl") in str(error.value)
     assert [step["step"] for step in logged(job.run)] == [1, 2]
-    assert [each.step for each in checkpoints(job.run)] == [1], "weights that are numbers are kept"
+    assert [each.step for each in job.training.checkpoints] == [1], "weights that are numbers are kept"
     assert sorted(path.name for path in job.run.iterdir()) == ["checkpoints", "metrics.jsonl"]
 
 
@@ -49,7 +48,7 @@ def test_weights_that_the_last_update_broke_are_not_sealed_though_no_loss_shows_
         train(job)
     (step,) = logged(job.run)
     assert math.isfinite(step["loss"]) and math.isfinite(step["grad_norm"])
-    assert checkpoints(job.run) == [] and sorted(path.name for path in job.run.iterdir()) == [
+    assert job.training.checkpoints == [] and sorted(path.name for path in job.run.iterdir()) == [
         "checkpoints",
         "metrics.jsonl",
     ]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from scripts.files import read_json
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 from tests.gym.verify import PYTHON, needs_gym
 from tests.programs import until
 from tests.stages import logged
@@ -62,7 +62,7 @@ def record(workflow) -> dict:
 
 def outcomes(workflow) -> list[str]:
     """How the attempts at rlvr1 that were not killed ended."""
-    return [it["outcome"] for it in read_attempts(workflow.results / "rlvr1/run") if it["ended"] is not None]
+    return [it["outcome"] for it in TrainingFolder(workflow.results / "rlvr1/run").attempts if it["ended"] is not None]
 
 
 def test_a_killed_training_is_resumed_and_a_terminated_one_saves_its_step_and_goes_on_within_the_call(longer):
@@ -165,7 +165,7 @@ def test_a_training_that_is_killed_before_any_step_is_tried_twice(longer):
     (longer.results / "rlvr1/run").unlink()  # of the training before
     snakemake = begin(longer)
     for count in (1, 2):
-        until(lambda count=count: len(read_attempts(longer.results / "rlvr1/run")) == count, 90, longer.said)
+        until(lambda count=count: len(TrainingFolder(longer.results / "rlvr1/run").attempts) == count, 90, longer.said)
         program(snakemake).kill()
     assert snakemake.wait(600) == 1
     assert "two attempts in a row (killed and killed) made no new step beyond 0" in longer.said()

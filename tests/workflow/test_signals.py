@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.striking.chain import Chain
 from benchmarks.striking.kinds import ROOT, Kind, light_recipe
-from scripts.stage.rundir import newest_step
+from scripts.stage.training_folder import TrainingFolder
 from tests.programs import until
 
 LIGHT = Kind("a training without torch", light_recipe(1))
@@ -195,7 +195,7 @@ def test_sigterm_to_snakemake_alone_saves_the_step_of_the_training_and_ends_the_
     terminal.strike("SIGTERM to Snakemake")
     assert terminal.wait(SECONDS) == 1
     logged = copied.steps("base")
-    assert 0 < newest_step(run) == logged[-1] < 1_000_000, "the step at work is saved"
+    assert 0 < TrainingFolder(run).newest_step == logged[-1] < 1_000_000, "the step at work is saved"
     assert "SIGTERM: saving at the end of the step" in terminal.said
     assert "train base: stopped; the next call goes on with it" in terminal.said
     assert "trying again" not in terminal.said and "Trying to restart" not in terminal.said

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from scripts.stage.attempts import read_attempts
+from scripts.stage.training_folder import TrainingFolder
 
 RATES = ("2.0e-3", "8.0e-3")
 RLVR1 = "rlvr1: {algorithm: grpo, parent: sft, blend: rlvr1"
@@ -35,7 +35,7 @@ def choice(tree, name: str) -> dict:
 
 def steps(tree, variant: str) -> list[tuple[int, int]]:
     """From where to where each attempt at a variant trained."""
-    return [(attempt["from"], attempt["to"]) for attempt in read_attempts(tree.results / variant / "run")]
+    return [(attempt["from"], attempt["to"]) for attempt in TrainingFolder(tree.results / variant / "run").attempts]
 
 
 def variants(*rates: str) -> list[str]:

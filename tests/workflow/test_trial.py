@@ -81,7 +81,7 @@ def test_a_site_may_leave_it_out_and_a_trained_stage_is_not_tried(stages, tmp_pa
     site = load_site(ROOT / "config/sites/laptop.yaml", stage.recipe)
     assert try_batch(stage, site.model_copy(update={"try_batch": False}), sys.executable) is None
     trained = replace(stage, root=tmp_path)
-    step = trained.training / "checkpoints/step_1"
+    step = trained.training.path / "checkpoints/step_1"
     step.mkdir(parents=True)
     (step / "files.json").write_text("{}")
     assert try_batch(trained, None, sys.executable) is None

@@ -25,8 +25,8 @@ from scripts.model.loading import load_model  # noqa: E402
 from scripts.model.processor import load_processor  # noqa: E402
 from scripts.recipe.resolve import training_config  # noqa: E402
 from scripts.recipe.stage_settings import Checkpointing  # noqa: E402
-from scripts.stage.rundir import checkpoints, newest_checkpoint  # noqa: E402
 from scripts.stage.stopping import ending_in, published_of  # noqa: E402
+from scripts.stage.training_folder import TrainingFolder  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 from tests.ranks import StopAt  # noqa: E402
 from tests.stages import Stages, checkpoint, measured, weights_hash  # noqa: E402
@@ -228,23 +228,23 @@ def stopping(stages, run):
 
 
 def newest(job):
-    return newest_checkpoint(job.run)
+    return job.training.newest_checkpoint()
 
 
 def test_a_training_that_its_held_out_rows_end_ends_alike_after_a_kill_or_a_stop(stages):
     straight = stopping(stages, "stopping")
     train(straight)
-    ending = ending_in(straight.run, straight.config.stopping, LAST, LAST)
+    ending = ending_in(TrainingFolder(straight.run), straight.config.stopping, LAST, LAST)
     found = {entry["step"]: entry["validation_loss"] for entry in measured(straight.run)}
     assert 4 <= ending.last < LAST and ending.last == max(found) == newest(straight).step
     assert found[ending.last] > found[ending.last - 2] - 0.5 and ending.value == min(list(found.values())[1:])
-    assert [each.step for each in checkpoints(straight.run)] == list(range(2, ending.last + 1, 2))
+    assert [each.step for each in TrainingFolder(straight.run).checkpoints] == list(range(2, ending.last + 1, 2))
     parts = stopping(stages, "stopping.parts")
     train(replace(parts, stop=StopAt(0, 3)))
     train(replace(parts, resume_from=newest(parts).path))
     shutil.rmtree(newest(parts).path)  # killed after the last measurement, before its checkpoint was sealed
     train(replace(parts, resume_from=newest(parts).path))
-    assert ending_in(parts.run, parts.config.stopping, LAST, LAST) == ending
+    assert ending_in(TrainingFolder(parts.run), parts.config.stopping, LAST, LAST) == ending
     assert newest(parts).step == ending.last
     assert weights_hash(parts.run, ending.last) == weights_hash(straight.run, ending.last)
     assert weights_hash(parts.run, ending.best) == weights_hash(straight.run, ending.best)
@@ -258,11 +258,11 @@ def test_the_best_checkpoint_is_kept_until_the_end(stages):
     worse["policy"]["optimizer"] |= {"lr": 0.3, "schedule": "constant"}  # leaves the best behind
     job = replace(job, settings=few, config=training_config(worse))
     train(job)
-    ending = ending_in(job.run, job.config.stopping, LAST, LAST)
+    ending = ending_in(job.training, job.config.stopping, LAST, LAST)
     assert ending.best < ending.last
-    assert [each.step for each in checkpoints(job.run)] == [ending.best, ending.last]
-    (kept,) = (each for each in checkpoints(job.run) if each.step == ending.best)
-    assert published_of(job.run, job.config.stopping, ending, newest(job)) == kept
+    assert [each.step for each in job.training.checkpoints] == [ending.best, ending.last]
+    (kept,) = (each for each in job.training.checkpoints if each.step == ending.best)
+    assert published_of(job.training, job.config.stopping, ending, newest(job)) == kept
 
 
 def test_two_processes_with_copies_or_shares_measure_what_one_does(stages):

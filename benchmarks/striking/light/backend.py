@@ -10,7 +10,6 @@ from safetensors.numpy import load_file, save_file
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.files import temporary_directory, write_json
-from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.store import prune_checkpoints
 
 SIZE = 4096
@@ -53,8 +52,8 @@ def save(job: TrainingJob, step: int, weights: np.ndarray, momentum: np.ndarray)
         save_file({"weights": weights}, folder / "model.safetensors")
         save_file({"momentum": momentum}, folder / "optimizer.safetensors")
         write_json(Path(folder, "config.json"), {"model_type": "light"})
-        seal_checkpoint(folder, job.run, step)
-    prune_checkpoints(job.run, job.settings.checkpointing)
+        job.training.seal(folder, step)
+    prune_checkpoints(job.training, job.settings.checkpointing)
 
 
 BACKEND = Light()

@@ -31,9 +31,9 @@ from scripts.backends.nemo_rl.training import NemoRlConfig
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory, write_json, write_text
-from scripts.records import Files, read_record
-from scripts.stage.progress import Reach, note_reach, noted_reach
-from scripts.stage.rundir import FILES, Checkpoint, checkpoints, step_of
+from scripts.records import Reach
+from scripts.stage.rundir import FILES, Checkpoint, step_of
+from scripts.stage.training_folder import TrainingFolder
 
 SMALL_BYTES = 1 << 20
 WEIGHTS = "policy/weights/"
@@ -69,13 +69,13 @@ def reason_unfinished(path: Path) -> str | None:
     return None if any((path / WEIGHTS).rglob("*")) else "policy/weights is empty"
 
 
-def seal_finished(run: Path) -> list[Checkpoint]:
+def seal_finished(training: TrainingFolder) -> list[Checkpoint]:
     """List the files of every whole checkpoint without a list; return the checkpoints sealed now."""
     sealed = []
-    for path in sorted((run / "checkpoints").glob("step_*"), key=step_of):
+    for path in sorted((training.path / "checkpoints").glob("step_*"), key=step_of):
         if step_of(path) >= 0 and not (path / FILES).exists() and reason_unfinished(path) is None:
             write_json(path / FILES, _describe(path))
-            sealed.append(Checkpoint(step_of(path), path))
+            sealed.append(Checkpoint.at(path))
     return sealed
 
 
@@ -93,13 +93,13 @@ def largest_shard(sizes: dict[str, int]) -> str | None:
     return max(shards, key=lambda name: sizes[name], default=None)
 
 
-def refuse_repeated_weights(run: Path) -> None:
+def refuse_repeated_weights(training: TrainingFolder) -> None:
     """UserError when a checkpoint repeats the weights before, as asynchronous saving did (NeMo-RL issue 3312).
 
     The checkpoint is renamed, so that nothing resumes from there or publishes the weights.
     """
-    for before, after in pairwise(checkpoints(run)):
-        if same := _same_shard(before.path, after.path):
+    for before, after in pairwise(training.checkpoints):
+        if same := _same_shard(before, after):
             aside = _set_aside(after.path, "repeated")
             raise UserError(
                 f"{aside}: {same} is byte for byte that of {before.path.name}, so saving repeats old weights (NeMo-RL "
@@ -107,10 +107,10 @@ def refuse_repeated_weights(run: Path) -> None:
             )
 
 
-def _same_shard(before: Path, after: Path) -> str | None:
+def _same_shard(before: Checkpoint, after: Checkpoint) -> str | None:
     """Return the name of the largest shard where both checkpoints have the same; None where not."""
     try:
-        old, new = (read_record(path / FILES, Files) for path in (before, after))
+        old, new = before.files, after.files
     except UserError:  # NeMo-RL has just removed a checkpoint
         return None
     shard = largest_shard({name: file["bytes"] for name, file in new.items()})
@@ -122,22 +122,22 @@ def _set_aside(path: Path, why: str) -> Path:
     return path.rename(path.with_name(f"{why}_{path.name}.{times + 1}"))
 
 
-def pass_over_newer(run: Path, resume_from: Path | None) -> None:
+def pass_over_newer(training: TrainingFolder, resume_from: Path | None) -> None:
     """Rename checkpoints above the resumed step, since NeMo-RL resumes from the highest number."""
     newest = step_of(resume_from) if resume_from else 0
-    for path in (run / "checkpoints").glob("step_*"):
+    for path in (training.path / "checkpoints").glob("step_*"):
         if step_of(path) > newest:
             _set_aside(path, "passed_over")
 
 
-def lay_in(run: Path, parent: Checkpoint, config: NemoRlConfig) -> Checkpoint:
+def lay_in(training: TrainingFolder, parent: Checkpoint, config: NemoRlConfig) -> Checkpoint:
     """Make the parent's checkpoint one of this run, by hard links; return it.
 
     `current_step` counts an epoch's steps, or all steps where training is asynchronous.
     """
-    path = run / "checkpoints" / parent.path.name
-    if not (path / FILES).exists():
-        with replace_directory(path) as fresh:
+    laid = Checkpoint(parent.step, training.path / "checkpoints" / parent.path.name)
+    if not (laid.path / FILES).exists():
+        with replace_directory(laid.path) as fresh:
             ignored = shutil.ignore_patterns(*LEFT)
             shutil.copytree(parent.path, fresh, copy_function=link_or_copy, ignore=ignored, dirs_exist_ok=True)
             within = WITHIN_EPOCH if config.is_asynchronous else (*WITHIN_EPOCH, "current_step")
@@ -146,20 +146,23 @@ def lay_in(run: Path, parent: Checkpoint, config: NemoRlConfig) -> Checkpoint:
             saved = yaml.safe_load((parent.path / "config.yaml").read_text(encoding="utf-8"))
             saved["data"]["train"] = {"dataset_name": BEFORE}
             write_text(fresh / "config.yaml", yaml.safe_dump(saved))
-        seal_finished(run)
-    return Checkpoint(parent.step, path)
+        seal_finished(training)
+    return laid
 
 
-def reach_of(config: NemoRlConfig, run: Path, checkpoint: Checkpoint | None, planned: int, rows: int) -> Reach:
+def reach_of(
+    config: NemoRlConfig, training: TrainingFolder, checkpoint: Checkpoint | None, planned: int, rows: int
+) -> Reach:
     """Return the step an attempt reaches from a checkpoint (None: fresh), as noted or by the checkpoint's files.
 
     Asynchronous training loses rows at every resume. `planned` may come before the config's last step.
     """
     start, last = checkpoint.step if checkpoint else 0, config.planned_step(rows) or planned
-    reach = noted_reach(run, start) if config.is_asynchronous else Reach(planned)
+    reach = training.noted_reach(start) if config.is_asynchronous else Reach(planned)
     if reach is None and checkpoint is not None and start < last:
         step = min(last, sure_step(checkpoint, rows))
-        note_reach(run, start, reach := Reach(step, is_end=step < last))
+        reach = Reach(step, is_end=step < last)
+        training.note_reach(start, reach)
     return reach if reach and reach.step <= planned else Reach(planned)
 
 
@@ -168,11 +171,11 @@ def note_sealed(job: TrainingJob, checkpoint: Checkpoint) -> None:
 
     Where the job aimed at the checkpoint's step as the end of the data, nothing is left to train.
     """
-    aimed = noted_reach(job.run, job.start)
+    aimed = job.training.noted_reach(job.start)
     if aimed is not None and aimed.is_end and aimed.step == checkpoint.step:
-        note_reach(job.run, checkpoint.step, aimed)
+        job.training.note_reach(checkpoint.step, aimed)
     try:
-        reach_of(job.config, job.run, checkpoint, job.planned, job.rows)
+        reach_of(job.config, job.training, checkpoint, job.planned, job.rows)
     except UserError as error:  # raised again where an attempt would resume
         print(f"{job.stage}: {error}", flush=True)
 
@@ -183,9 +186,9 @@ def note_standstill(job: TrainingJob, newest: Checkpoint | None, logged: int, da
     Where the data had ended (a failed prompt group takes the place of a batch), the stage ends there.
     """
     start = newest.step if newest else 0
-    known = reach_of(job.config, job.run, newest, job.planned, job.rows)
+    known = reach_of(job.config, job.training, newest, job.planned, job.rows)
     if logged < known.step and (data_ended or logged > start):
-        note_reach(job.run, start, Reach(logged, is_end=data_ended))
+        job.training.note_reach(start, Reach(logged, is_end=data_ended))
 
 
 def sure_step(checkpoint: Checkpoint, rows: int) -> int:

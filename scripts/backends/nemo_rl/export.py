@@ -22,8 +22,9 @@ from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import CheckpointRecord, read_record
 from scripts.rows.chat_format import write_template
-from scripts.stage.publish import exports_of, publish_export, settle_export
+from scripts.stage.publish import publish_export, settle_export
 from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 
 DCP_CONVERTER = "examples/converters/convert_dcp_to_hf.py"
 PICKLED = "pytorch_model.bin"
@@ -131,7 +132,7 @@ def name_head(export: Path) -> None:
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Convert the published checkpoint; the export gets ``record.json`` and ``model``, a link to the result."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
-    exports = exports_of(stage.paths.ckpt)
+    exports = TrainingFolder.behind(stage.paths.ckpt).exports
     with temporary_directory(exports / "incoming") as folder:
         incoming, made = folder / "model", {}
         if trains_adapters(_policy(checkpoint)):

@@ -41,9 +41,9 @@ from scripts.files import write_json
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.records import Manifest, read_if_there
 from scripts.slurm.client import Job
-from scripts.stage.progress import forget_beyond
-from scripts.stage.rundir import Checkpoint, newest_checkpoint, newest_step
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.store import prune_checkpoints
+from scripts.stage.training_folder import TrainingFolder
 
 STARTUP = "startup.json"
 ROWS = "rows"  # the splits of SFT
@@ -67,8 +67,8 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     if job.config.algorithm == "sft":
         for name in (job.train_split.name, "val-split.jsonl"):
             write_rows(job.train_split.with_name(name), launch.data / name)
-    pass_over_newer(job.run, job.resume_from)
-    forget_beyond(job.run, job.start)
+    pass_over_newer(job.training, job.resume_from)
+    job.training.forget_beyond(job.start)
     watch = _Watch(job, launch)
     cluster = RaySub(launch, allocation.job, job.stage_directory.absolute() / "logs")
     try:
@@ -86,10 +86,11 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     newest = Checkpoint(job.start, job.resume_from) if job.resume_from else None
     # The planned step, or where the data surely end. A job to an earlier step ends the driver once that step is saved,
     # so that weights are as if training went on.
-    last, save_by = reach_of(job.config, job.run, newest, job.planned or 0, job.rows).step, None
+    last, save_by = reach_of(job.config, job.training, newest, job.planned or 0, job.rows).step, None
     is_other = job.resume_from is not None or last != job.planned  # than the schedule NeMo-RL makes of max_num_steps
     if job.stop.deadline is not None:
-        save_by = job.stop.deadline - runtime.nemo_rl.save_seconds - startup_seconds(job.run, runtime.nemo_rl)
+        seconds = runtime.nemo_rl.save_seconds + startup_seconds(job.training, runtime.nemo_rl)
+        save_by = job.stop.deadline - seconds
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
@@ -105,13 +106,13 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     )
 
 
-def startup_seconds(run: Path, nemo_rl: NemoRlSite) -> float:
+def startup_seconds(training: TrainingFolder, nemo_rl: NemoRlSite) -> float:
     """Return seconds from start to training loop: the longest of an attempt, else the site's."""
-    return max(_startups(run), default=nemo_rl.startup_seconds)
+    return max(_startups(training), default=nemo_rl.startup_seconds)
 
 
-def _startups(run: Path) -> list[float]:
-    return (read_if_there(run / STARTUP, dict[str, list[float]]) or {}).get("seconds", [])
+def _startups(training: TrainingFolder) -> list[float]:
+    return (read_if_there(training.path / STARTUP, dict[str, list[float]]) or {}).get("seconds", [])
 
 
 class RaySub:
@@ -237,20 +238,21 @@ class _Watch:
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
         measures_kl = penalty > 0 or job.config.loop != "grpo"
         samples = job.config.samples_per_step if job.config.loop in ("sft", *ROLLOUTS) else None
-        self.steps = StepLog(launch.run / "logs", job.run / "metrics.jsonl", measures_kl, samples)
+        self.steps = StepLog(launch.run / "logs", job.training.log, measures_kl, samples)
         self.last_news, self.last_step = time.time(), job.start
-        self.startup_seconds = startup_seconds(job.run, self.nemo_rl)
+        self.startup_seconds = startup_seconds(job.training, self.nemo_rl)
         self.stalled: str | None = None
 
     def is_over(self) -> bool:
         """Look, and return whether to end the driver: at a request to stop, or after a standstill."""
         self.look()
         if self.steps.last_step < self.job.max_num_steps:
-            refuse_divergence(self.job.stage, self.job.settings.running_gate, self.job.run, self.steps.last_step)
+            gate = self.job.settings.running_gate
+            refuse_divergence(self.job.stage, gate, self.job.training, self.steps.last_step)
         if self.job.stop.signalled:
             print(f"{self.job.stage}: {self.job.stop.reason}: ending the driver, which takes no request", flush=True)
             return True
-        if self.until > self.job.max_num_steps and newest_step(self.job.run) >= self.job.max_num_steps:
+        if self.until > self.job.max_num_steps and self.job.training.newest_step >= self.job.max_num_steps:
             print(f"{self.job.stage}: ending the driver at step {self.job.max_num_steps}, which is saved", flush=True)
             return True
         patience = self.nemo_rl.stall_seconds + (0 if self.last_step > self.job.start else self.startup_seconds)
@@ -266,25 +268,25 @@ class _Watch:
             self.last_step = self.steps.last_step
             self.last_news = time.time()
             print(f"{self.job.stage}: step {self.steps.last_step} of {self.until}", flush=True)
-        sealed, checkpointing = seal_finished(self.job.run), self.job.settings.checkpointing
+        sealed, checkpointing = seal_finished(self.job.training), self.job.settings.checkpointing
         for checkpoint in sealed:
             self.last_news = time.time()
             print(f"{self.job.stage}: checkpoint of step {checkpoint.step}", flush=True)
             if self.job.config.is_asynchronous:
                 note_sealed(self.job, checkpoint)
-            refuse_repeated_weights(self.job.run)
+            refuse_repeated_weights(self.job.training)
         if sealed and checkpointing.keep_steps:  # NeMo-RL keeps all checkpoints then
-            prune_checkpoints(self.job.run, checkpointing)
+            prune_checkpoints(self.job.training, checkpointing)
 
     def _note_startup(self) -> None:
         started = float((self.job.run / DRIVER_STARTED).read_text(encoding="utf-8"))
         seconds = max(0.0, round(time.time() - self.steps.last_seconds - started, 1))
-        write_json(self.job.run / STARTUP, {"seconds": [*_startups(self.job.run), seconds]})
+        write_json(self.job.run / STARTUP, {"seconds": [*_startups(self.job.training), seconds]})
 
 
 def _judge(job: TrainingJob, launch: Launch, watch: _Watch, cluster: RaySub) -> None:
     """Raise, or ask for continuation, where the driver ended before its step; the status says little."""
-    newest = newest_checkpoint(job.run, job.max_num_steps)
+    newest = job.training.newest_checkpoint(job.max_num_steps)
     reached = newest.step if newest else 0
     if reached == job.max_num_steps or job.stop.signalled:
         return

@@ -30,7 +30,7 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import TrainingConfig
-from scripts.records import CheckpointRecord, ShownRow, read_record
+from scripts.records import CheckpointRecord, Reach, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, tool_schemas
 from scripts.rows.arrival import Learns, Reading
@@ -38,10 +38,10 @@ from scripts.rows.chat_format import pin_date, tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.stage import publish
 from scripts.stage.consistency import exported_model
-from scripts.stage.progress import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in
+from scripts.stage.training_folder import TrainingFolder
 
 SHOWN = 10
 TOGETHER = (
@@ -131,9 +131,11 @@ class Trl(Backend):
         else:
             train_apart(job, partial(in_processes, job) if job.nodes == 1 else partial(on_cluster, job, allocation))
 
-    def reach_of(self, config: TrainingConfig, run: Path, newest: Checkpoint | None, planned: int, rows: int) -> Reach:
+    def reach_of(
+        self, config: TrainingConfig, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
+    ) -> Reach:
         """How far an attempt gets: to the planned step, or to where `stop_when` ended the training."""
-        ending = ending_in(run, config.stopping, planned, newest.step if newest else 0)
+        ending = ending_in(training, config.stopping, planned, newest.step if newest else 0)
         return Reach(ending.last, ending.last < planned) if ending else Reach(planned)
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
@@ -221,7 +223,7 @@ def _export_merged(stage: Stage) -> None:
 
     from scripts.model.merge import WEIGHTS, NotMerged, write_merged  # noqa: PLC0415
 
-    paths, exports = stage.paths, publish.exports_of(stage.paths.ckpt)
+    paths, exports = stage.paths, TrainingFolder.behind(stage.paths.ckpt).exports
     record, adapters = read_record(paths.record, CheckpointRecord), paths.weights / WEIGHTS
     listed = record["files"].get(WEIGHTS)
     if not adapters.is_file() or listed is None or sha256_file(adapters) != listed["sha256"]:

@@ -21,7 +21,6 @@ from scripts.files import append_json, check_readable, copy_file, sha256_text, t
 from scripts.model.finite import refuse_not_numbers
 from scripts.model.hugging_face import model_files
 from scripts.model.loading import read_tensor, shards_of
-from scripts.stage.rundir import seal_checkpoint
 
 
 def merge_exports(job: TrainingJob) -> None:
@@ -37,8 +36,8 @@ def merge_exports(job: TrainingJob) -> None:
     with temporary_directory(job.run / "saving") as fresh:
         write_merge(parts, [*config.parts.values()], base, config.merging, config.seed, fresh)
         _refuse_not_numbers(job, fresh)
-        append_json(job.run / "metrics.jsonl", {"step": 1, "seconds": time.monotonic() - started})
-        seal_checkpoint(fresh, job.run, 1)
+        append_json(job.training.log, {"step": 1, "seconds": time.monotonic() - started})
+        job.training.seal(fresh, 1)
 
 
 def _refuse_not_numbers(job: TrainingJob, merged: Path) -> None:

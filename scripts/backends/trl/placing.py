@@ -17,7 +17,6 @@ from scripts.model.shape import Shape
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
 from scripts.rows.parallel import default_workers
-from scripts.stage.rundir import newest_step
 from scripts.stage.stage import Stage
 
 
@@ -221,7 +220,7 @@ def out_of_memory(error: Exception, job: TrainingJob) -> str | None:
     kinds = {kind.__name__ for kind in type(error).__mro__} & {"OutOfMemoryError", "MemoryError"}
     if not kinds and not any(words in str(error) for words in OUT_OF_MEMORY):
         return None
-    step = newest_step(job.run)
+    step = job.training.newest_step
     goes_on = f"resumes from step {step}" if step else "starts again, since no checkpoint was saved yet"
     first = str(error).strip().split("\n", maxsplit=1)[0]
     return f"{job.stage}: out of memory: {first}; {LESS}. The stage {goes_on}"

@@ -38,7 +38,6 @@ from scripts.rewards.registry import register, register_gym
 from scripts.rows.chat_format import pin_date
 from scripts.stage.measured import words_of
 from scripts.stage.publish import DIVERGED
-from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.stopping import best_so_far, ending_in
 from scripts.stage.store import prune_checkpoints
 
@@ -134,7 +133,7 @@ class StageCallback(TrainerCallback):
     def __init__(self, job: TrainingJob, validation: Validation | None = None) -> None:
         self.job, self.updates = job, job.config.updates_per_step
         self.validation = validation
-        self.log_path = job.run / "metrics.jsonl"
+        self.log_path = job.training.log
         self.started = self.step_started = time.monotonic()
         self.told = float("-inf")
         self.tokens = 0.0
@@ -158,9 +157,8 @@ class StageCallback(TrainerCallback):
         """End a diverging training; start the step's clock."""
         if state.global_step % self.updates == 0:
             if rank() == 0:
-                refuse_divergence(
-                    self.job.stage, self.job.settings.running_gate, self.job.run, state.global_step // self.updates
-                )
+                step, gate = state.global_step // self.updates, self.job.settings.running_gate
+                refuse_divergence(self.job.stage, gate, self.job.training, step)
             self.step_started = time.monotonic()
 
     def on_step_end(self, args: TrainingArguments, state: Any, control: Any, **_: Any) -> None:
@@ -227,7 +225,7 @@ class StageCallback(TrainerCallback):
     def _stop_early(self, step: int, control: Any) -> None:
         """End the training after a step where `stop_when` says so, by what rank 0 reads in the log."""
         stop_when = self.job.config.stopping
-        ending = ending_in(self.job.run, stop_when, self.job.planned, step) if rank() == 0 else None
+        ending = ending_in(self.job.training, stop_when, self.job.planned, step) if rank() == 0 else None
         if not as_rank_0_says(ending is not None):
             return
         control.should_save = control.should_training_stop = True
@@ -270,11 +268,11 @@ class StageCallback(TrainerCallback):
             _wait_for(saved / name)
         step = state.global_step // self.updates
         refuse_not_numbers(saved, f"{self.job.stage}: diverged at step {step}", self._remedy())
-        seal_checkpoint(saved, self.job.run, step)
+        self.job.training.seal(saved, step)
         self.save_seconds.append(time.monotonic() - self.saving_since)
         stop_when = self.job.config.stopping
-        best = best_so_far(self.job.run, stop_when, step) if stop_when else None
-        prune_checkpoints(self.job.run, self.job.settings.checkpointing, best)
+        best = best_so_far(self.job.training, stop_when, step) if stop_when else None
+        prune_checkpoints(self.job.training, self.job.settings.checkpointing, best)
 
 
 def rng_files(ranks: int) -> list[str]:

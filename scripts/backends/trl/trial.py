@@ -27,7 +27,6 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import Manifest, read_record
-from scripts.stage.rundir import checkpoints
 from scripts.stage.stage import Stage
 
 SECONDS = 300.0
@@ -92,7 +91,7 @@ def _is_to_be_tried(stage: Stage, site: Site | None) -> bool:
     blend = stage.recipe.blends[stage.settings.blend]
     if not wanted or not are_there or blend.pictures:
         return False
-    return not checkpoints(stage.training)
+    return not stage.training.checkpoints
 
 
 def _key(stage: Stage, site: Site | None, python: str) -> str:

@@ -8,7 +8,6 @@ from scripts.model.loading import load_model
 from scripts.model.processor import load_processor
 from scripts.rows.jsonl import read_rows
 from scripts.rows.prompts import render
-from scripts.stage.rundir import seal_checkpoint
 from scripts.stage.store import prune_checkpoints
 
 
@@ -39,8 +38,8 @@ class Plain(Backend):
                 saved = job.run / "saving"
                 for part in (model, tokenizer):
                     part.save_pretrained(saved)
-                seal_checkpoint(saved, job.run, step)
-                prune_checkpoints(job.run, job.settings.checkpointing)
+                job.training.seal(saved, step)
+                prune_checkpoints(job.training, job.settings.checkpointing)
             if stops:
                 return
 
