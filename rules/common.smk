@@ -28,7 +28,7 @@ RESULTS = CONFIG.folder
 SETTINGS = f"{RESULTS}/settings"
 # Parameters that tell a program where things lie. Settings that decide an output are files below SETTINGS instead.
 WHERE = {"recipe": CONFIG.recipe, "results": RESULTS, "site": CONFIG.site}
-CALL = prepare(CONSOLE, Path(RESULTS), SITE)
+CALL = prepare(workflow, Path(RESULTS), SITE)
 STAGES = RECIPE.stage_order()
 TRAINED = [*STAGES, *RECIPE.checkpoints]
 SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]

@@ -4,6 +4,8 @@ from shutil import which
 
 from scripts.backends.by_name import backend_of
 from scripts.controller.alerts import Messenger
+from scripts.controller.retries import Retries
+from scripts.controller.scheduling import Answers, ask
 from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project, store_refusals
 from scripts.commands.doctor import doubts, lacking_rows
@@ -95,5 +97,17 @@ def where_the_report_is():
 
 
 ALERTS = Messenger(CONFIG.alerts, workflow, Path(RESULTS), CALL)
-CONSOLE.on_job = ALERTS.on_job
-CONSOLE.before_jobs, CONSOLE.plan, CONSOLE.at_end = check_before_submitting, plan_of_dry_run, where_the_report_is
+RETRIES = Retries(Path(RESULTS), CALL, SITE.slurm is not None)
+if workflow.is_main_process:
+    RETRIES.heed_interrupts()
+ask(
+    workflow,
+    Answers(
+        before_jobs=check_before_submitting,
+        on_failure=RETRIES.on_failure,
+        after_failure=ALERTS.after_failure,
+        after_success=ALERTS.after_success,
+        on_term=RETRIES.stop,
+    ),
+)
+CONSOLE.plan, CONSOLE.at_end = plan_of_dry_run, where_the_report_is

@@ -54,11 +54,20 @@ class Messenger:
                 for stage in [file.parts[-3] for file in files if file.stat().st_mtime > since]:
                     self._tell(self._published(stage), stage)
 
-    def on_job(self, number: int, is_done: bool, interruption: str | None) -> None:
-        """Tell of a job that ended; `interruption` says why a failed one goes on later. No error leaves."""
+    def after_success(self, job: Any) -> None:
+        """Tell of a job that is done. No error leaves."""
+        self._tell_of(job, is_done=True)
+
+    def after_failure(self, job: Any, interruption: str | None) -> None:
+        """Tell of a failed job; `interruption` says why it goes on later. No error leaves."""
+        self._tell_of(job, is_done=False, interruption=interruption)
+
+    def _tell_of(self, job: Any, is_done: bool, interruption: str | None = None) -> None:
+        if self.sender is None:
+            return
         try:
-            job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == number)
-            if self.sender and (text := without_credentials(self._text_on(job, is_done, interruption) or "")):
+            text = without_credentials(self._text_on(job, is_done, interruption) or "")
+            if text:
                 self._tell(text, job.wildcards.get("stage", ""))
         except Exception as error:
             logger.warning(f"alerts: {error}")

@@ -1,11 +1,9 @@
-"""A filter on Snakemake's logger, which sees the documented events of logger plugins.
+"""A filter on Snakemake's logger: it words records anew and decides nothing, as scripts.controller.scheduling does.
 
 A mistake becomes one line with the nearest target and no frame of Python, a dry run a line a job with the plan at its
-end. Two events also decide: before the first
-job (RUN_INFO) a refusal may end the call, and a failed job (JOB_ERROR) is tried again or not.
+end.
 """
 
-import _thread
 import logging
 import os
 import re
@@ -42,7 +40,7 @@ REPEATED = ("Reasons:\n", "Some jobs were triggered by provenance", "Rules with 
 
 
 class Console(logging.Filter):
-    """The filter of one call. `before_jobs`, `plan`, `at_end` and `on_...` are set once the workflow is read.
+    """The filter of one call. `plan` and `at_end` return texts, and are set once the workflow is read.
 
     Messages on targets need `config` and `recipe`.
     """
@@ -52,7 +50,8 @@ class Console(logging.Filter):
         self.workflow = workflow
         self.config: Config | None = None
         self.recipe: Recipe | None = None
-        self.before_jobs = self.plan = self.on_failure = self.on_job = self.on_term = self.at_end = lambda *_: None
+        self.plan: Callable[[], str | None] = lambda: None
+        self.at_end: Callable[[], str | None] = lambda: None
 
     def install(self) -> None:
         """Filter the records of Snakemake's logger from now on, in place of an earlier call's filter."""
@@ -71,15 +70,8 @@ class Console(logging.Filter):
             if (error := sys.exc_info()[1]) is not None and (line := self.line(error)):
                 record.msg = f"error: {line}"
             return "CalledProcessError in file" not in record.msg  # the job's own error says the rest
-        if event == LogEvent.JOB_ERROR and self.workflow.is_main_process:
-            self._tell_failure(record)
-        elif event == LogEvent.JOB_INFO and self._is_short:
+        if event == LogEvent.JOB_INFO and self._is_short:
             record.event, record.msg = None, job_line(record.__dict__)
-        elif event == LogEvent.RUN_INFO and not self.workflow.dryrun and self.workflow.is_main_process:
-            self.before_jobs()
-            end_beside_locks(self.on_term)
-        elif event == LogEvent.JOB_FINISHED and self.workflow.is_main_process:
-            self.on_job(record.job_id, True, None)
         elif event == LogEvent.PROGRESS and record.done == record.total and (line := self.at_end()):
             logging.getLogger(SNAKEMAKE).info(line)  # print would fail where the terminal is gone
         elif event is None and str(record.msg).startswith("No job memory information"):
@@ -95,14 +87,6 @@ class Console(logging.Filter):
     def _is_short(self) -> bool:
         shown = self.workflow.output_settings
         return shown.dryrun and not shown.printshellcmds and not shown.verbose
-
-    def _tell_failure(self, record: logging.LogRecord) -> None:
-        job = next(job for job in self.workflow.dag.jobs if self.workflow.dag.jobid(job) == record.jobid)
-        scheduler = self.workflow.scheduler
-        line = self.on_failure(job, bool(scheduler.failed) and not scheduler.keepgoing)
-        self.on_job(record.jobid, False, line)
-        if line:
-            record.event, record.msg, record.levelno, record.levelname = None, line, logging.WARNING, "WARNING"
 
     def line(self, error: BaseException) -> str | None:
         """Return the message on an exception; None leaves Snakemake's text."""
@@ -170,18 +154,6 @@ class Console(logging.Filter):
                     file = pattern.format(**dict(zip(names, chosen, strict=True)))
                     if output.match(file):
                         yield file
-
-
-def end_beside_locks(also: Callable[[], None]) -> None:
-    """Let Snakemake's handler of SIGTERM act in a thread, then `also`; the main thread may hold the handler's locks."""
-    handler = signal.getsignal(signal.SIGTERM)
-
-    def end(*told: Any) -> None:
-        handler(*told)
-        also()
-
-    if callable(handler):
-        signal.signal(signal.SIGTERM, lambda *told: _thread.start_new_thread(end, told))
 
 
 def job_line(job: Mapping[str, Any]) -> str:

@@ -5,12 +5,11 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from scripts.controller.console import Console
 from scripts.controller.controller_lock import keep_locks_of_others, remove_dead_lock
-from scripts.controller.retries import Retries
 from scripts.controller.stale import correct_ancient, let_inputs_pass
 from scripts.errors import UserError
 from scripts.files import check_readable
@@ -30,7 +29,7 @@ TESTED = {SNAKEMAKE: ">=9.20.0,<10", SLURM_PLUGIN: ">=2.6.1,<3"}
 """Versions in which tests pass; envs/controller.txt pins the newest."""
 
 
-def prepare(console: Console, results: Path, site: Site) -> int:
+def prepare(workflow: Any, results: Path, site: Site) -> int:
     """Prepare this process; return the number of this call of Snakemake, which its jobs inherit.
 
     Jobs run ``python -m scripts...`` with this Python and find the package whatever their working directory.
@@ -42,7 +41,7 @@ def prepare(console: Console, results: Path, site: Site) -> int:
     os.environ.update(
         PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         PYTHONPATH=str(installation()),
-        STAGECOACH_SNAKEFILE=str(console.workflow.main_snakefile),
+        STAGECOACH_SNAKEFILE=str(workflow.main_snakefile),
     )
     os.environ.update(site.environment)
     share_cores()
@@ -50,14 +49,11 @@ def prepare(console: Console, results: Path, site: Site) -> int:
     correct_ancient()
     let_inputs_pass()
     keep_locks_of_others()
-    if console.workflow.is_main_process:
+    if workflow.is_main_process:
         if (records := Path(".snakemake/metadata")).is_dir():  # Snakemake leaves them to its user and group
             check_readable(records)
         for line in remove_dead_lock(Path(".snakemake")):
             print(line, file=sys.stderr)
-        retries = Retries(results, call, site.slurm is not None)
-        retries.heed_interrupts()
-        console.on_failure, console.on_term = retries.on_failure, retries.stop
         if site.slurm:
             from scripts.slurm.executor import use_executor  # noqa: PLC0415  (the plugin is for Slurm alone)
 

@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,6 @@ from scripts.stage.training_folder import TrainingFolder
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "sick", "waited"}
 RULE, TRAINER = "train", "scripts.train.run"
-NO_MORE = 1_000_000
-"""The number of an attempt after which none is left of a rule's retries."""
-
 logger = logging.getLogger("snakemake")
 
 
@@ -44,6 +42,14 @@ def reason_to_stop(training: TrainingFolder, call: int, before: int, slurm_state
         stalled = training.without_progress(call, training.newest_step)
         return f"{stalled}; see {log}" if stalled else None
     return f"it failed for a reason of its own; see {log}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows a failure: whether the job is tried again, and the line that is shown in place of the error."""
+
+    is_tried_again: bool
+    line: str | None = None
 
 
 class Retries:
@@ -79,22 +85,23 @@ class Retries:
                         child.terminate()
             time.sleep(1)
 
-    def on_failure(self, job: Any, is_last: bool = False) -> str | None:
-        """Decide on a failed job, `is_last` to be started or not, before its attempts count; return a line to say."""
-        if self.is_stopped:
-            job.attempt = NO_MORE
-            return f"{' '.join([job.rule.name, *job.wildcards])}: stopped; the next call goes on with it"
-        if job.rule.name != RULE or job.attempt == NO_MORE:  # earlier releases list failures again at the end
-            return None
-        stage = job.wildcards.stage
-        if reason := self.decision(stage):
-            job.attempt = NO_MORE
-            logger.error(f"{stage}: not tried again: {reason}")
-            return None
-        job.attempt = NO_MORE if is_last else job.attempt
-        return f"{stage}: {self.interruption(stage, 'the next call goes on' if is_last else 'trying again')}"
+    def on_failure(self, rule: str, wildcards: dict[str, str], is_last: bool = False) -> Decision | None:
+        """Decide on a failed job, before its attempts count; None leaves it to the rule's own retries.
 
-    def decision(self, stage: str) -> str | None:
+        `is_last`: another job has failed, after which Snakemake starts none.
+        """
+        if self.is_stopped:
+            return Decision(False, f"{' '.join([rule, *wildcards.values()])}: stopped; the next call goes on with it")
+        if rule != RULE:
+            return None
+        stage = wildcards["stage"]
+        if reason := self.reason_to_stop(stage):
+            logger.error(f"{stage}: not tried again: {reason}")
+            return Decision(False)
+        goes_on = "the next call goes on" if is_last else "trying again"
+        return Decision(not is_last, f"{stage}: {self.interruption(stage, goes_on)}")
+
+    def reason_to_stop(self, stage: str) -> str | None:
         """Return why the stage, of which an attempt has just failed, is not tried again; None: it is."""
         if self.on_slurm:
             export_orphans(self.results)

@@ -1,4 +1,4 @@
-"""What the filter on Snakemake's logger makes of its records: on failures, mistakes, dry runs and the end."""
+"""What the filter on Snakemake's logger makes of its records: of mistakes, of a dry run and of the end."""
 
 import logging
 from types import SimpleNamespace
@@ -8,21 +8,11 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from scripts.controller.console import Console, job_line, shortened
 from scripts.errors import UserError
-from tests.conftest import refusal
 
 
 def workflow(**shown):
     output = {"dryrun": False, "printshellcmds": False, "verbose": False} | shown
-    job = SimpleNamespace(name="a job")
-    dag = SimpleNamespace(jobs=[job], jobid=lambda _: 3)
-    scheduler = SimpleNamespace(failed=[job], keepgoing=False)
-    return SimpleNamespace(
-        scheduler=scheduler,
-        output_settings=SimpleNamespace(**output),
-        is_main_process=True,
-        dryrun=output["dryrun"],
-        dag=dag,
-    )
+    return SimpleNamespace(output_settings=SimpleNamespace(**output))
 
 
 def record(event=None, msg="", **fields):
@@ -65,25 +55,6 @@ def test_the_plan_stands_before_the_end_of_a_dry_run_and_repetitions_go():
     end = record(msg="This was a dry-run (flag -n).")
     assert console.filter(end) and end.msg == "the plan\n\nThis was a dry-run (flag -n)."
     assert not console.filter(record(msg="Reasons:\n    (check"))
-
-
-def test_a_refusal_before_the_first_job_ends_the_call_and_a_dry_run_asks_for_none():
-    def refuse():
-        raise UserError("too much")
-
-    console, dry = Console(workflow()), Console(workflow(dryrun=True))
-    console.before_jobs = dry.before_jobs = refuse
-    assert dry.filter(record(LogEvent.RUN_INFO))
-    assert refusal(console.filter, record(LogEvent.RUN_INFO)) == "too much"
-
-
-def test_a_failure_that_is_tried_again_is_a_warning_in_a_line():
-    console = Console(workflow())
-    failed = record(LogEvent.JOB_ERROR, "Error in rule train", jobid=3)
-    assert console.filter(failed) and failed.event == LogEvent.JOB_ERROR
-    console.on_failure = lambda job, is_last: f"{job.name}: cut off{', the last' * is_last}"
-    assert console.filter(failed)
-    assert (failed.event, failed.msg, failed.levelname) == (None, "a job: cut off, the last", "WARNING")
 
 
 def test_a_mistake_is_a_line_and_what_a_job_has_said_is_not_said_again():

@@ -3,11 +3,10 @@
 import os
 import signal
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from scripts.controller.retries import NO_MORE, Retries, reason_to_stop
+from scripts.controller.retries import Decision, Retries, reason_to_stop
 from scripts.slurm.jobs import note_submission, read_call, write_call
 from scripts.stage.training_folder import TrainingFolder
 
@@ -80,7 +79,7 @@ def test_another_user_who_cancelled_a_job_is_known_by_the_accounting(run, tmp_pa
     monkeypatch.chdir(tmp_path)
     note_submission("a", "7", "rule_train_wildcards_stage", str(tmp_path))
     write_call("a", {"7": replace(read_call("a")["7"], state="CANCELLED")})
-    said = Retries(tmp_path, call=7, on_slurm=True).decision("stage")
+    said = Retries(tmp_path, call=7, on_slurm=True).reason_to_stop("stage")
     assert said.startswith("somebody cancelled its Slurm job")
     assert ("user 4711 did; if the site ends jobs whose GPUs idle, slurm.arguments: {comment: ...}" in said) is is_told
 
@@ -101,25 +100,24 @@ def test_the_attempts_of_a_run_directory_set_aside_are_not_counted(run, tmp_path
     run.rename(tmp_path / "stage/run.old")
     run.mkdir()
     attempt(run, "unfinished")
-    assert retries.decision("stage") is None
+    assert retries.reason_to_stop("stage") is None
     attempt(run, "failed", begin=5)
-    assert "reason of its own" in retries.decision("stage")
+    assert "reason of its own" in retries.reason_to_stop("stage")
 
 
-def test_a_failed_job_has_no_attempt_left_an_interrupted_or_another_rules_goes_on(run, tmp_path, caplog):
+def test_a_failed_training_ends_an_interrupted_one_and_another_rule_go_on(run, tmp_path, caplog):
     retries = Retries(tmp_path, call=7, on_slurm=False)
-    job = SimpleNamespace(rule=SimpleNamespace(name="train"), wildcards=SimpleNamespace(stage="stage"), attempt=1)
+    training = "train", {"stage": "stage"}
     attempt(run, "unfinished")
-    assert retries.on_failure(job).startswith("stage: killed; trying again from step") and job.attempt == 1
+    again = retries.on_failure(*training)
+    assert again.is_tried_again and again.line.startswith("stage: killed; trying again from step")
     attempt(run, "unfinished", begin=5, end=6)
-    assert retries.on_failure(job, is_last=True).startswith("stage: killed; the next call goes on from step")
-    assert job.attempt == NO_MORE
-    job.attempt = 2
+    later = retries.on_failure(*training, is_last=True)
+    assert not later.is_tried_again and later.line.startswith("stage: killed; the next call goes on from step")
     attempt(run, "failed", begin=6)
-    assert retries.on_failure(job) is None and job.attempt == NO_MORE
-    assert retries.on_failure(job) is None and caplog.text.count("not tried again") == 1
-    other = SimpleNamespace(rule=SimpleNamespace(name="gate"), wildcards=["stage"], attempt=1)
-    assert retries.on_failure(other) is None and other.attempt == 1
+    assert retries.on_failure(*training) == Decision(is_tried_again=False)
+    assert caplog.text.count("not tried again") == 1
+    assert retries.on_failure("gate", {"stage": "stage"}) is None
     retries.is_stopped = True
-    assert retries.on_failure(other) == "gate stage: stopped; the next call goes on with it"
-    assert other.attempt == NO_MORE
+    stopped = Decision(False, "gate stage: stopped; the next call goes on with it")
+    assert retries.on_failure("gate", {"stage": "stage"}) == stopped
