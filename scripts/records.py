@@ -4,6 +4,7 @@ Records with one reader stand beside the reader. A type names the keys in use an
 earlier and later commits are read alike. Names that become paths are checked here, once (scripts.names).
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -579,7 +580,17 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
     Whatever it names is the name of a file or folder where the record says, so readers join names to folders.
     """
+    return _record_in(read_bytes(path), path, kind)
+
+
+def read_hashed(path: Path, kind: type[Record]) -> tuple[Record, str]:
+    """Return a record as `read_record` does, with the SHA-256 of its file."""
     text = read_bytes(path)
+    return _record_in(text, path, kind), hashlib.sha256(text).hexdigest()
+
+
+def _record_in(text: bytes, path: Path, kind: type[Record]) -> Record:
+    """Return the record in a file's content."""
     try:
         value = msgspec.json.decode(text)
         msgspec.convert(value, kind)

@@ -83,8 +83,8 @@ class Stages:
 
 def open_folder(stage: Stage) -> Path:
     """The folder in which a stage trains, made as a training makes it."""
-    with stage.opened() as training:
-        return training.path
+    with stage.opened() as opened:
+        return opened.training.path
 
 
 def as_of(stage: Stage, step: int | None) -> Stage:

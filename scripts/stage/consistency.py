@@ -139,8 +139,12 @@ def of_export(paths: StagePaths, hashed_bytes: int = -1) -> Iterator[str]:
     Sizes are compared, and hashes of files up to `hashed_bytes`.
     """
     record = read_if_there(paths.export_record, ExportRecord)
-    if record is None:
-        return
+    if record is not None:
+        yield from contradictions_of(record, paths, hashed_bytes)
+
+
+def contradictions_of(record: ExportRecord, paths: StagePaths, hashed_bytes: int = -1) -> Iterator[str]:
+    """Yield what `of_export` does, of a record that was read before."""
     path, again, content = paths.export_record, ADVICE[ExportRecord], record["content"]
     if export_name(record["files"]) != content:
         yield f"{path}: its files do not hash to its content {content}; {again}"

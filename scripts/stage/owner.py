@@ -57,6 +57,7 @@ class Held:
     token: str
     _stop: threading.Event
     _heart: threading.Thread
+    has_waited: bool = False
 
     def is_in(self, owner_file: Path) -> bool:
         """Whether an owner file is the held lock, wherever the folder was moved."""
@@ -90,7 +91,7 @@ def hold(
     stop = threading.Event()
     heart = threading.Thread(target=_beat, args=(owner_file, token, stop), daemon=True)
     heart.start()
-    held = Held(token, stop, heart)
+    held = Held(token, stop, heart, has_waited=announced)
     try:
         yield held
     finally:

@@ -14,8 +14,9 @@ from scripts.data.placeholders import TABLES
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.installed import DISTRIBUTION
 from scripts.recipe.yaml_file import installation
-from scripts.records import CheckpointRecord, ExportRecord, Manifest, Origins, SourceRecord, read_if_there, read_record
+from scripts.records import CheckpointRecord, ExportRecord, Origins, SourceRecord, read_if_there
 from scripts.stage.amendment import chain_of
+from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
 from scripts.stage.training_folder import TrainingFolder
 
@@ -84,19 +85,20 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         "facts": stage.facts,
         "seed": stage.config.seed,
         "release": stage.config.release,
-        **({"data": _data_of(stage.manifest)} if stage.blend else {}),
+        **({"data": _data_of(stage)} if stage.blend else {}),
         **ended,
         "trained_by": trained_by(training, step),
-        "parents": [parent_of(stage.parent.paths.export_record)] if stage.parent else [],
+        "parents": [parent_of(stage.parent.paths, stage.start_record)] if stage.parent else [],
     }
     if stage.amendment:
         record["amended"] = chain_of(stage.trained_paths, stage.identity)
-    if stage.parent is None and stage.parent_export_record is not None:
-        record["model"] = _model_of(stage.parent_export_record)
-    for role, start in stage.settings.roles.items():
-        exported, is_model = stage.roles[role].export_record, stage.recipe.model_named(start)
-        kind, origin = ("models", _model_of(exported)) if is_model else ("roles", parent_of(exported))
-        record.setdefault(kind, {})[role] = origin
+    if stage.parent is None and stage.start_record is not None:
+        record["model"] = _model_of(stage.start_record)
+    for role, exported in stage.role_records.items():
+        if stage.recipe.model_named(stage.settings.roles[role]):
+            record.setdefault("models", {})[role] = _model_of(exported)
+        else:
+            record.setdefault("roles", {})[role] = parent_of(stage.roles[role], exported)
     if stage.config.chat_template is not None:
         content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
         record["chat_template"] = {"name": stage.settings.chat_template, "sha256": content}
@@ -121,32 +123,30 @@ def words_of_skipped(record: dict[str, Any]) -> str:
     return f"{ended['rows_skipped']} rows skipped{when}"
 
 
-def _data_of(manifest: Path) -> dict[str, Any]:
+def _data_of(stage: Stage) -> dict[str, Any]:
     """Return a blend's name, source, revisions of tables of placeholders, and the manifest's SHA-256."""
-    splits, source = read_record(manifest, Manifest), manifest.parents[1] / "source/record.json"
+    splits, source = stage.splits, stage.manifest.parents[1] / "source/record.json"
     revisions = (read_if_there(source, SourceRecord) or {}).get("tables", {})
     tables = sorted({TABLES[name].repository for name in splits.get("placeholders", {}) if name in TABLES})
     return {
-        "blend": manifest.parent.name,
+        "blend": stage.blend.name,
         "source": splits.get("source"),
         "tables": {name: revisions.get(name) for name in tables},
-        "manifest": sha256_file(manifest),
+        "manifest": stage.manifest_sha256,
     }
 
 
-def _model_of(export: Path) -> dict[str, Any]:
+def _model_of(exported: ExportRecord) -> dict[str, Any]:
     """Return the origin of a pretrained model's export."""
-    exported = read_record(export, ExportRecord)
     return {**exported["source"], "content": exported["content"]}
 
 
-def parent_of(export: Path) -> dict[str, Any]:
+def parent_of(paths: StagePaths, exported: ExportRecord) -> dict[str, Any]:
     """Return the stage behind an export, with ancestors.
 
     Facts are copied from the parent's ckpt/record.json where it describes the exported checkpoint.
     """
-    exported = read_record(export, ExportRecord)
-    published = read_if_there(export.parents[1] / "ckpt/record.json", CheckpointRecord) or {}
+    published = read_if_there(paths.record, CheckpointRecord) or {}
     is_same = published.get("identity") == exported["identity"]
     origins = {key: published[key] for key in Origins.__annotations__ if key in published} if is_same else {}
     return {key: exported[key] for key in ("stage", "step", "identity", "content")} | origins

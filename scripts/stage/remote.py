@@ -171,8 +171,8 @@ def warn_once(problem: str) -> None:
     print(problem, flush=True)
 
 
-def pull_newest(store: RemoteStore, training: TrainingFolder, planned: int) -> None:
-    """Take a training's later steps from the store, with the files for the remaining steps.
+def pull_newest(store: RemoteStore, training: TrainingFolder, planned: int) -> bool:
+    """Take a training's later steps from the store, with the files for the remaining steps; return whether any were.
 
     A training begun here goes on without a store out of reach. After a step was removed meanwhile, in favour of a later
     step, the store is listed again.
@@ -191,15 +191,15 @@ def pull_newest(store: RemoteStore, training: TrainingFolder, planned: int) -> N
         is_last = step >= planned
         if step == newest and (is_last or not now.checkpoint(step).is_elsewhere):
             remove_fetched(training)
-            return
+            return False
         try:
             if not is_last and not store.manifest(training.name, step)["weights"]:
                 says = f"{store.url} has step {step} without its checkpoint, so nothing goes on from there"
                 print(f"{run}: {says}", flush=True)
-                return
+                return False
             print(f"{run}: fetching step {step} from {store.url}", flush=True)
             pull(store, training, step, not is_last)
-            return
+            return True
         except GoneError as error:
             store.look_again()
             if step in store.steps().get(training.name, ()):

@@ -8,14 +8,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
+from scripts.errors import UserError
 from scripts.files import link_to, remove_leftovers, write_json, write_text
 from scripts.model.generation_settings import BY_RECIPE, settings_that_counted
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.resolve import config_text, read_config, resolve_stage, rows_of_manifest
+from scripts.recipe.resolve import config_text, read_config, resolve_stage
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
-from scripts.records import Amendment, CheckpointRecord, ExportRecord, Facts, read_if_there, read_record
+from scripts.records import (
+    Amendment,
+    CheckpointRecord,
+    ExportRecord,
+    Facts,
+    Manifest,
+    Record,
+    read_hashed,
+    read_if_there,
+    read_record,
+)
 from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths
@@ -72,10 +83,16 @@ class Stage:
         """Return the paths of the starts besides the parent, by role."""
         return {role: self.paths.sibling(name) for role, name in self.settings.roles.items()}
 
+    @cached_property
+    def role_records(self) -> dict[str, ExportRecord]:
+        """Return the records of the exports besides the parent's, by role; without those that are not there."""
+        records = {role: read_if_there(paths.export_record, ExportRecord) for role, paths in self.roles.items()}
+        return {role: record for role, record in records.items() if record is not None}
+
     @property
     def role_exports(self) -> dict[str, Path]:
         """Return the exported models of the starts besides the parent, by role."""
-        return {role: _exported(paths) for role, paths in self.roles.items()}
+        return {role: _exported(paths, self.role_records.get(role)) for role, paths in self.roles.items()}
 
     @property
     def blend(self) -> Path | None:
@@ -86,6 +103,22 @@ class Stage:
     def manifest(self) -> Path:
         """Return the path of the splits' manifest; of a stage without rows nothing is there."""
         return (self.blend or self.paths.directory / "data") / "manifest.json"
+
+    @cached_property
+    def _hashed_manifest(self) -> tuple[Manifest, str] | None:
+        """The splits' manifest and the hash of its file; None where it is not there."""
+        is_there = self.manifest.exists() or self.manifest.is_symlink()
+        return read_hashed(self.manifest, Manifest) if is_there else None
+
+    @property
+    def splits(self) -> Manifest | None:
+        """Return the splits' manifest; None where it is not there."""
+        return self._hashed_manifest[0] if self._hashed_manifest else None
+
+    @property
+    def manifest_sha256(self) -> str | None:
+        """Return the hash of the manifest's file; None where it is not there."""
+        return self._hashed_manifest[1] if self._hashed_manifest else None
 
     @property
     def train_split(self) -> Path:
@@ -109,12 +142,23 @@ class Stage:
         """Return the record of the export to start from; None for a fresh model."""
         return self._origin.export_record if self._origin else None
 
+    @cached_property
+    def start_record(self) -> ExportRecord | None:
+        """Return the record of the export to start from; None for a fresh model, and before the first export."""
+        return read_if_there(self._origin.export_record, ExportRecord) if self._origin else None
+
     @property
     def parent_export(self) -> Path | None:
         """Return the exported model to start from; None for a fresh model."""
-        return _exported(self._origin) if self._origin else None
+        return _exported(self._origin, self.start_record) if self._origin else None
 
     @property
+    def trained_starts(self) -> list[tuple[StagePaths, ExportRecord | None]]:
+        """Return the paths of the parent stage and of the roles, each with the record of the export."""
+        parent = [(self.parent.paths, self.start_record)] if self.parent else []
+        return [*parent, *((paths, self.role_records.get(role)) for role, paths in self.roles.items())]
+
+    @cached_property
     def continued(self) -> CheckpointRecord | None:
         """Return the record of the checkpoint whose training the stage continues; None for another start."""
         return read_record(self.parent.paths.record, CheckpointRecord) if self.settings.continues else None
@@ -133,7 +177,7 @@ class Stage:
     @cached_property
     def rows(self) -> int | None:
         """Return the number of training rows; None without a manifest."""
-        return rows_of_manifest(self.manifest)
+        return self.splits["train"].get("rows") if self.splits else None
 
     @property
     def planned(self) -> int | None:
@@ -158,9 +202,13 @@ class Stage:
     @cached_property
     def own_facts(self) -> Facts:
         """Return the facts without an amendment."""
-        roles = {role: paths.export_record for role, paths in self.roles.items()}
-        manifest = self.manifest if self.blend else None
-        facts = stage_facts(self.config, manifest, self.parent_export_record, roles, self.continued)
+        splits = _present(self.splits, self.manifest, Manifest) if self.blend else None
+        start = _present(self.start_record, self._origin.export_record, ExportRecord) if self._origin else None
+        roles = {
+            role: _present(self.role_records.get(role), paths.export_record, ExportRecord)
+            for role, paths in self.roles.items()
+        }
+        facts = stage_facts(self.config, splits, start, roles, self.continued)
         if self._followed_folder:
             facts["sampled"] = BY_RECIPE
         return facts
@@ -194,10 +242,11 @@ class Stage:
         return TrainingFolder(self.paths.run)
 
     @contextmanager
-    def opened(self, patience: float = 0.0) -> Iterator[TrainingFolder]:
+    def opened(self, patience: float = 0.0) -> Iterator["Opened"]:
         """Hold the training folder, made where missing, and link the stage's ``run`` to the folder.
 
-        Another process that trains here is waited for, `patience` seconds.
+        Another process that trains here is waited for, `patience` seconds; UserError where the stage has another
+        identity after that.
         """
         root, facts = self.root or self.results, self.facts
         folder = made_store(root) / identity_of(facts)
@@ -206,7 +255,11 @@ class Stage:
         take_back(folder)
         take_in(root, self.trained_paths)
         is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
-        with nullcontext() if is_readable_alone else hold(training.owner_file, patience):
+        with nullcontext() if is_readable_alone else hold(training.owner_file, patience) as held:
+            stage = self
+            if held is not None and held.has_waited:
+                stage = replace(self)
+                stage.refuse_change(self, training)
             if training.read_again().identity is None:
                 (folder / "checkpoints").mkdir(exist_ok=True)
                 write_text(folder / "config.yaml", config_text(self.config.values()))
@@ -220,7 +273,23 @@ class Stage:
             link_to(self.paths.directory / "run", folder)
             if is_readable_alone:
                 await_discards(folder)
-            yield training.read_again()
+            yield Opened(stage, training.read_again())
+
+    def refuse_change(self, before: "Stage", training: TrainingFolder) -> None:
+        """UserError where the stage, read again, has another identity than it had before a wait or a training."""
+        if self.identity != before.identity:
+            raise UserError(
+                f"{self.name}: its config, data or parent changed while it trained; the training is kept in "
+                f"{training.path}: start again to train by the recipe as it is now"
+            )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A stage and the folder that trains it, held by this process; both are read again where it waited for them."""
+
+    stage: Stage
+    training: TrainingFolder
 
 
 def stage_of(recipe: Path, results: Path, stage: str) -> Stage:
@@ -230,7 +299,11 @@ def stage_of(recipe: Path, results: Path, stage: str) -> Stage:
     return Stage(loaded, results, stage, is_written=True)
 
 
-def _exported(origin: StagePaths) -> Path:
+def _exported(origin: StagePaths, record: ExportRecord | None) -> Path:
     """Return the exported model in a folder of results, by the record, or the link to it before the first export."""
-    record = read_if_there(origin.export_record, ExportRecord)
     return origin.exported(record["content"]) if record else origin.export
+
+
+def _present(record: Record | None, path: Path, kind: type[Record]) -> Record:
+    """Return a record that was read if it was there; UserError where it was not."""
+    return read_record(path, kind) if record is None else record

@@ -40,7 +40,6 @@ from scripts.records import (
     Manifest,
     RunIdentity,
     read_if_there,
-    read_record,
 )
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths
@@ -57,9 +56,9 @@ GOING = "removing_"
 
 def stage_facts(
     config: TrainingConfig,
-    manifest: Path | None,
-    parent_export: Path | None,
-    roles: Mapping[str, Path] | None = None,
+    splits: Manifest | None,
+    parent_export: ExportRecord | None,
+    roles: Mapping[str, ExportRecord] | None = None,
     continued: CheckpointRecord | None = None,
 ) -> Facts:
     """Return the facts that may change a stage's weights: resolved config, content of its splits and of its starts.
@@ -67,15 +66,14 @@ def stage_facts(
     `roles` are the records of the exports besides the parent's, `continued` is the checkpoint with the optimizer to go
     on with. The config holds the backend's pinned release. Neither the data's revision counts nor a start's training.
     """
-    splits = read_record(manifest, Manifest) if manifest else None
     facts: Facts = {
         "config": config.content,
         "train_split": splits["train"]["sha256"] if splits else None,
         "validation_split": splits["validation"]["sha256"] if splits else None,
-        "parent_export": read_record(parent_export, ExportRecord)["content"] if parent_export else None,
+        "parent_export": parent_export["content"] if parent_export else None,
     }
     if roles:
-        facts["roles"] = {role: read_record(record, ExportRecord)["content"] for role, record in roles.items()}
+        facts["roles"] = {role: record["content"] for role, record in roles.items()}
     if continued:
         facts["continues"] = export_name(continued["files"])
     return facts

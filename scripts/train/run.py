@@ -25,7 +25,7 @@ from scripts.records import Reach
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.slurm.nodes import Health, look_at, without_spares
-from scripts.stage.consistency import check_splits, exported_model, of_export
+from scripts.stage.consistency import check_splits, contradictions_of, exported_model
 from scripts.stage.left_out import left_out
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
 from scripts.stage.publish import publish_checkpoint
@@ -63,32 +63,32 @@ class Attempt:
 
 def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
     """Train a stage to its planned step, unless it is trained, and publish that step; return the exit status."""
-    trained = [stage.parent.paths] if stage.parent else []
-    if problems := [line for paths in (*trained, *stage.roles.values()) for line in of_export(paths)]:
+    known = [(paths, record) for paths, record in stage.trained_starts if record is not None]
+    problems = [line for paths, record in known for line in contradictions_of(record, paths)]
+    if problems:
         raise UserError("\n".join(problems))
     with stage.opened(attempt.patience) as opened:
-        site = attempt.allocation.site
-        check_owners(opened, site.group if site else None)
-        if attempt.store:
-            pull_newest(attempt.store, opened, stage.planned)
-        backend_of(stage.config.backend).seal_finished(opened)
+        stage, site = opened.stage, attempt.allocation.site
+        check_owners(opened.training, site.group if site else None)
+        has_fetched = attempt.store is not None and pull_newest(attempt.store, opened.training, stage.planned)
+        backend_of(stage.config.backend).seal_finished(opened.training)
         # What was fetched and sealed just now counts.
-        training = opened.read_again()
+        training, has_trained = opened.training.read_again(), False
         newest = training.newest_checkpoint(stage.planned, content=False)
         if newest is not None and newest.step >= _reach(stage, training, newest).step:
             trained = f"{stage.name}: step {newest.step} of identity {training.name} is already trained"
             print(f"{trained}; publishing it", flush=True)
         else:
+            has_trained = True
             seconds_to_push = partial(_seconds_to_push, stage, training, attempt, stop)
             with pushed_beside(attempt.pushes, training, stage.name, seconds_to_push):
                 newest = _train(stage, training, attempt, stop)
             if newest is None:
                 return UNFINISHED
-        if replace(stage).identity != stage.identity:
-            raise UserError(
-                f"{stage.name}: its config, data or parent changed while it trained; the training is kept in "
-                f"{training.path}: start again to train by the recipe as it is now"
-            )
+        # Days may have gone by since the stage's files were read.
+        if has_trained or has_fetched:
+            before, stage = stage, replace(stage)
+            stage.refuse_change(before, training)
         published, selected = _published(stage, training.read_again(), newest)
         record = record_of(stage, published.step) | selected
         publish_checkpoint(published, stage.paths.ckpt, record)

@@ -3,7 +3,6 @@
 Where neither a pinned version nor a recipe changed, another hash means that what was trained before is trained again.
 """
 
-import tempfile
 from pathlib import Path
 
 from scripts.files import sha256_text, write_json
@@ -15,25 +14,22 @@ from tests.conftest import ROOT
 TABLE = Path(__file__).with_name("identities.json")
 RECIPES = [path for folder in ("config/recipes", "tests") for path in sorted((ROOT / folder).glob("*.yaml"))]
 SPLITS = {"train": {"sha256": "1" * 64}, "validation": {"sha256": "2" * 64}}
+EXPORT = {"stage": "parent", "step": 1, "identity": "0" * 16, "content": "3" * 16, "files": {}}
 
 
-def hashes_of(recipe: Path, folder: Path) -> dict[str, dict[str, str]]:
+def hashes_of(recipe: Path) -> dict[str, dict[str, str]]:
     """By stage: the hash of its config.yaml's text, and its identity on data and a parent of fixed hashes."""
-    manifest, export = folder / "manifest.json", folder / "record.json"
-    write_json(manifest, SPLITS)
-    write_json(export, {"stage": "parent", "step": 1, "identity": "0" * 16, "content": "3" * 16, "files": {}})
     loaded, hashes = load_recipe(recipe), {}
     for name, stage in loaded.stages.items():
         config = resolve_stage(loaded, name)
-        identity = identity_of(stage_facts(config, manifest, export if stage.parent else None))
+        identity = identity_of(stage_facts(config, SPLITS, EXPORT if stage.parent else None))
         hashes[name] = {"config": sha256_text(config_text(config.values())), "identity": identity}
     return hashes
 
 
 def identities() -> dict[str, dict[str, dict[str, str]]]:
     """The hashes of every recipe's stages."""
-    with tempfile.TemporaryDirectory() as folder:
-        return {str(path.relative_to(ROOT)): hashes_of(path, Path(folder)) for path in RECIPES}
+    return {str(path.relative_to(ROOT)): hashes_of(path) for path in RECIPES}
 
 
 if __name__ == "__main__":

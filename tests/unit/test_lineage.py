@@ -12,6 +12,7 @@ from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import NemoRlSite, Site
 from scripts.report.chain import chain_text, read_chain
+from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import code_revision, parent_of, trained_by
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.stage import Stage
@@ -130,7 +131,7 @@ def test_a_stage_whose_data_ended_early_says_how_many_steps_and_rows_are_missing
     write_json(path, read_json(path) | ended)
     text = chain_text(read_chain(results / "rlvr1/ckpt"))
     assert "└─ sft  step 3 of 5  identity " in text and "├─ ended   32 rows skipped at 1 resume\n" in text
-    parent = parent_of(results / "sft/hf/record.json")
+    parent = parent_of(StagePaths(results / "sft"), read_json(results / "sft/hf/record.json"))
     assert parent["data_ended"] == ended["data_ended"], "what starts from it carries that on"
 
 

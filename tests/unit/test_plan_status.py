@@ -107,7 +107,10 @@ class Tree:
             self.run(stage, now.planned)
             files = {"model.safetensors": {"bytes": 7, "sha256": sha256_text(now.identity)}}
             record = {"stage": stage, "step": now.planned, "identity": now.identity, "files": files}
-            origins = {"facts": now.facts, "parents": [parent_of(now.parent_export_record)] if now.parent else []}
+            origins = {
+                "facts": now.facts,
+                "parents": [parent_of(now.parent.paths, now.start_record)] if now.parent else [],
+            }
             write_json(now.paths.record, record | origins)
             write_json(now.paths.export_record, record | {"content": export_name(files)})
 
@@ -201,7 +204,7 @@ def test_a_stage_whose_data_ended_is_only_published_and_then_fresh_and_says_what
     assert "published again" in tree.plan("rlvr1")
     stage = tree.stage("rlvr1")
     record = checkpoint_record("rlvr1", 9, identity=stage.identity, facts=stage.facts)
-    record["parents"] = [parent_of(stage.parent_export_record)]
+    record["parents"] = [parent_of(stage.parent.paths, stage.start_record)]
     write_json(tree.directory("rlvr1") / "ckpt/record.json", record)
     assert " trained " in tree.status("rlvr1"), "an earlier step is not the stage's last unless its record says so"
     ended = {"planned": 12, "rows_skipped": 48, "resumes": 2}

@@ -162,24 +162,23 @@ def test_a_damaged_record_is_one_clear_message(tmp_path):
 # --- identity ---
 
 
-def test_identity_follows_content_and_not_revision_or_provenance(tmp_path):
-    manifest, export = tmp_path / "manifest.json", tmp_path / "record.json"
-
+def test_identity_follows_content_and_not_revision_or_provenance():
     def identity(seed=1, train="t", revision="r1", content="abc", note="", rate=1e-5, trl="1") -> str:
         optimizer = CONFIG.policy.optimizer.model_copy(update={"lr": rate})
         policy = CONFIG.policy.model_copy(update={"optimizer": optimizer})
         release = CONFIG.release | {"trl": trl}
         config = CONFIG.model_copy(update={"seed": seed, "policy": policy, "release": release})
-        splits = {"train": {"sha256": train}, "validation": {"sha256": "v"}}
-        write_json(manifest, {"source": {"name": "here", "revision": revision}, **splits})
-        write_json(export, {"stage": "sft", "step": len(note), "identity": "0", "content": content, "files": {}})
-        return identity_of(stage_facts(config, manifest, export))
+        source = {"name": "here", "revision": revision}
+        splits = {"source": source, "train": {"sha256": train}, "validation": {"sha256": "v"}}
+        export = {"stage": "sft", "step": len(note), "identity": "0", "content": content, "files": {}}
+        return identity_of(stage_facts(config, splits, export))
 
     first = identity()
     assert identity(revision="r2") == first and identity(note="another comment") == first
     others = {identity(seed=2), identity(train="u"), identity(content="abd"), identity(rate=2e-5), identity(trl="2")}
     assert len({first, *others}) == 6
-    assert identity_of(stage_facts(CONFIG, manifest, None)) != first
+    splits = {"train": {"sha256": "t"}, "validation": {"sha256": "v"}}
+    assert identity_of(stage_facts(CONFIG, splits, None)) != first
 
 
 # --- run directories ---
