@@ -3,6 +3,7 @@ from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.left_out import left_out
+from scripts.stage.purpose import purpose_of
 from scripts.stage.state import States
 
 STORE_ASKED = CONFIG.store.model_dump_json() if CONFIG.store else ""
@@ -65,32 +66,33 @@ def stage_of_checkpoint(wildcards):
     return f"{RESULTS}/{early.stage}/ckpt/record.json" if early else []
 
 
-def waits_for(wildcards):
-    """The Slurm job of an earlier call that still trains the stage, which this one waits for; 0: none."""
-    return orphan_of(wildcards.stage)
-
-
-def publishes_only(wildcards):
-    """Whether the job may not train (1): it asks for no more than publishing or fetching takes, one node."""
+def purpose_of_job(wildcards):
+    """What the job is for: training, or no more than publishing, fetching or waiting takes, one node."""
     stage = stage_of(wildcards)
-    # What is there by name was then no sound checkpoint.
-    was_in_vain = any(attempt["outcome"] == "waited" for attempt in stage.last_training.attempts_of(CALL)[-1:])
-    state = STATES.of(stage.name)
-    trains_elsewhere = state.state == "training" and not state.trains_other
-    is_fetched = state.is_fetched and SITE.slurm is not None
-    return int(((state.is_trained or trains_elsewhere or is_fetched) and not was_in_vain) or waits_for(wildcards) > 0)
+    outcomes = [attempt["outcome"] for attempt in stage.last_training.attempts_of(CALL)]
+    return purpose_of(STATES.of(stage.name), outcomes, orphan_of(stage.name), on_slurm=SITE.slurm is not None)
 
 
 def of_training(name):
     """A resource function: what a training job asks for under this name."""
 
     def value(wildcards):
-        site, resources = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage)
+        site, resources, purpose = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage), purpose_of_job(wildcards)
         away = left_out(Path(CONFIG.results)) if name == ARGUMENTS else ()
-        how = publishes_only(wildcards) == 1, waits_for(wildcards) > 0, away, settings_of(wildcards).nodes_beside
-        return training_resources(site, resources, *how)[name]
+        beside = settings_of(wildcards).nodes_beside
+        return training_resources(site, resources, not purpose.trains, purpose.waits, away, beside)[name]
 
     return value
+
+
+def publish_only(wildcards):
+    """The option that keeps a job from training, whatever it finds: 1 or 0."""
+    return int(not purpose_of_job(wildcards).trains)
+
+
+def after_job(wildcards):
+    """The Slurm job that the job waits for; 0 for none."""
+    return purpose_of_job(wildcards).slurm_job
 
 
 TRAINING = {name: of_training(name) for name in training_resources(SITE, next(iter(RECIPE.stages.values())).resources)}
@@ -130,14 +132,14 @@ rule train:
         root=CONFIG.results,
         call=CALL,
         python=python_of,
-        publishes_only=publishes_only,
-        waits_for=waits_for,
+        publish_only=publish_only,
+        after_job=after_job,
         attempts=f"{RESULTS}/{{stage}}/logs/attempts.log",
         store=STORE_ASKED,
     shell:
         "exec {params.python:q} -m scripts.train.run --recipe {params.recipe:q} --results {params.results:q}"
         " --stage {wildcards.stage:q} --threads {threads} --site {params.site:q} --call {params.call} --wait --log {params.attempts:q}"
-        " --publish-only {params.publishes_only} --after-job {params.waits_for} --root {params.root:q}"
+        " --publish-only {params.publish_only} --after-job {params.after_job} --root {params.root:q}"
         " --store {params.store:q}"
         " > >(trap '' INT TERM HUP; exec tee -a -p {log:q} {params.attempts:q}) 2>&1"
 

@@ -35,10 +35,10 @@ class StopAt(StopRequest):
 def recording(path: Path):
     """A stand-in for `reward_groups` that notes the rows."""
 
-    def reward(groups, *arguments):
+    def reward(groups, *arguments, **options):
         with path.open("a") as file:
             file.writelines(json.dumps([row, len(responses)]) + "\n" for row, responses in groups)
-        return reward_groups(groups, *arguments)
+        return reward_groups(groups, *arguments, **options)
 
     return reward
 
