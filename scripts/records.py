@@ -491,12 +491,13 @@ class ShownTokens(TypedDict):
 
 
 class ShownRow(TypedDict):
-    """The tokens of a training row."""
+    """The tokens of a training row; a `remark` on all shown rows stands in the first."""
 
     line: Count
     tokens: Count
     learnt: Count
     parts: list[ShownTokens]
+    remark: NotRequired[str]
 
 
 class Tokens(TypedDict, total=False):

@@ -22,6 +22,7 @@ from scripts.recipe.stage_settings import StageSettings, TrainingConfig
 from scripts.records import Reach, ShownRow
 from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
+from scripts.rows.measures import BlockMeasure
 from scripts.slurm.client import Job
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.rundir import Checkpoint, step_of
@@ -280,6 +281,10 @@ class Backend:
         Raise UserError where the rows cannot be trained on.
         """
         return f"backend {stage.config.backend} does not tell what it makes of rows"
+
+    def measures(self, stage: Stage) -> list[tuple[Path, BlockMeasure]]:
+        """Return what this backend's checks of a stage measure of splits, each with its split, to be read together."""
+        return []
 
     def seal_finished(self, training: TrainingFolder) -> None:
         """Seal the whole checkpoints that a program of the backend left in a training's folder."""

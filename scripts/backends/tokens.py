@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scripts.errors import printable
+from scripts.errors import printable, warn
 from scripts.processes import end_with, process_start
 from scripts.recipe.model import RandomModel
 from scripts.records import ShownRow, ShownTokens
@@ -91,9 +91,16 @@ def shortened_row(row: ShownRow) -> ShownRow:
 
 def _shortened(part: ShownTokens) -> ShownTokens:
     texts = part["texts"]
-    if len(texts) > FIRST + LAST:
+    if len(texts) > FIRST + LAST + 1:  # so that a shortened part stays as it is
         texts = [*texts[:FIRST], f" … {len(texts) - FIRST - LAST:,} more … ", *texts[-LAST:]]
     return {"name": part["name"], "is_learnt": part["is_learnt"], "texts": texts}
+
+
+def warn_of_rows(stage: str, rows: list[ShownRow]) -> None:
+    """Print what a backend remarks on the shown rows of a stage."""
+    for row in rows:
+        if "remark" in row:
+            warn(f"{stage}: {row['remark']}")
 
 
 def text_of_rows(rows: Iterable[ShownRow], split: str, coloured: bool) -> str:

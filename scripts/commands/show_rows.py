@@ -5,7 +5,7 @@ import os
 import sys
 
 from scripts.backends.by_name import backend_of
-from scripts.backends.tokens import text_of_rows, without_torch
+from scripts.backends.tokens import text_of_rows, warn_of_rows, without_torch
 from scripts.commands.project import project_of, snakemake_command
 from scripts.errors import UserError
 from scripts.recipe.load import check_stage_name
@@ -31,5 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
             except UserError as error:
                 shown, status = str(error), 1
         print(f"stage {stage.name}, {stage.settings.algorithm}")
-        print(shown if isinstance(shown, str) else text_of_rows(shown, str(stage.train_split), coloured))
+        if isinstance(shown, str):
+            print(shown)
+            continue
+        warn_of_rows(stage.name, shown)
+        print(text_of_rows(shown, str(stage.train_split), coloured))
     return status

@@ -1,6 +1,7 @@
 """Check every row of a blend against the contract of the row's environment; list all bad rows in one table.
 
-With a bad row the status is 1 and no output appears.
+With a bad row the status is 1 and no output appears. What needs no tokenizer is measured of the rows in the same pass
+(scripts.rows.measures), so that no preflight reads them for it.
 """
 
 from collections import Counter
@@ -14,15 +15,29 @@ from scripts.files import write_json
 from scripts.program import run_command_line
 from scripts.recipe.strict import nearest
 from scripts.records import Manifest, SourceRecord, read_if_there
+from scripts.rewards.row_facts import measures_of_check
+from scripts.rows.drift import DriftsOf
 from scripts.rows.jsonl import Block, RowError, blocks_of, environment_named, key_of, row_or_error
 from scripts.rows.keys import Unread, told_of, unread_keys
 from scripts.rows.kinds import KINDS, RowKind, contract_of
+from scripts.rows.measures import (
+    BlockMeasure,
+    ReadBlock,
+    Split,
+    add_parts,
+    forget_others,
+    keep,
+    measured,
+    parts_of_block,
+)
 from scripts.rows.parallel import default_workers, in_order
 
 SHOWN = 50
 SHOWN_KEYS = 5
 LONGEST_PROBLEM = 200
 NO_KEY = "-"
+Measures = dict[Path, list[BlockMeasure]]
+"""What is measured of each file while its rows are checked."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +133,15 @@ class Tally:
             self.found[same] = finding
 
 
-def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
-    """Check the rows of a block of a file; lines are counted from the block's start."""
+def check_block(block: Block, rules: Rules, measures: Measures | None = None) -> tuple[Path, Tally, list[Any]]:
+    """Check and measure the rows of a block of a file; lines are counted from the block's start.
+
+    Rows that are refused anyway are not measured.
+    """
     tally = Tally()
-    for line in block.read().removesuffix(b"\n").split(b"\n"):
+    read = ReadBlock(block, block.read())
+    for line, row in zip(read.lines, read.rows, strict=True):
         tally.rows += 1
-        row = row_or_error(line)
         if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
             tally.refuse(NO_KEY, None, str(row))
             continue
@@ -138,22 +156,30 @@ def check_block(block: Block, rules: Rules) -> tuple[Path, Tally]:
         if environment is not None:
             tally.environments[environment] += 1
         tally.unread.add(unread_keys(row, rules.kind.name))
-    return block.path, tally
+    asked = (measures or {}).get(block.path, [])
+    return block.path, tally, [] if tally.bad else parts_of_block(read, asked)
 
 
-def check_files(files: list[Path], rules: Rules, workers: int, source: Path | None = None) -> dict[Path, Tally]:
+def check_files(
+    files: list[Path], rules: Rules, workers: int, source: Path | None = None, measures: Measures | None = None
+) -> dict[Path, Tally]:
     """Check files in several processes; UserError with the table of all bad rows, if any.
 
-    With the blend's file in the source, rows are named by its lines.
+    With the blend's file in the source, rows are named by its lines. What `measures` find of each file while it is read
+    goes on record.
     """
+    measures = measures or {}
     with files[0].open("rb") as lines:
         rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
         if rules.kind.form and (first := next((row for row in rows if isinstance(row, dict)), None)) is not None:
             rules = replace(rules, form=rules.kind.form(first))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
-    for path, part in in_order(partial(check_block, rules=rules), blocks, workers):
+    totals = {file: [measure.outcome() for measure in asked] for file, asked in measures.items()}
+    check = partial(check_block, rules=rules, measures=measures)
+    for path, part, found in in_order(check, blocks, workers):
         tallies[path].add(part)
+        add_parts(totals.get(path, []), found)
     if empty := [file for file, tally in tallies.items() if not tally.rows]:
         raise UserError(f"{empty[0]}: no rows; the blend is empty")
     for key in sorted(rules.allow.difference(*(tally.allowed for tally in tallies.values()))):
@@ -162,7 +188,32 @@ def check_files(files: list[Path], rules: Rules, workers: int, source: Path | No
         raise LongError(_table(tallies, source))
     if rules.kind.name == "unpaired":
         _check_labels(files[0], tallies[files[0]])
+    for file, asked in measures.items():
+        _keep_all(file, asked, totals[file])
     return tallies
+
+
+def _keep_all(file: Path, measures: list[BlockMeasure], totals: list[Any]) -> None:
+    """Put on record what measures found of a file; a preflight measures again, and refuses, where one failed."""
+    split = Split.of(file)
+    for measure, total in zip(measures, totals, strict=True):
+        if not isinstance(total, UserError):
+            keep(split, measure, measure.finished(total))
+
+
+def measures_of(files: list[Path], kind: str, allow: list[str]) -> Measures:
+    """Return what is measured of a blend's splits while their rows are checked, and measure how these drift.
+
+    Nothing where no manifest next to them says what they are.
+    """
+    if not files[0].with_name("manifest.json").is_file():
+        return {}
+    forget_others(files[0])
+    by_name = {file.name: file for file in files}
+    train, held_out = by_name.get("train-split.jsonl"), by_name.get("val-split.jsonl")
+    if train is not None and held_out is not None:
+        measured(train, DriftsOf(held_out))
+    return {file: measures_of_check(kind, allow, file) for file in files}
 
 
 def _check_labels(split: Path, tally: Tally) -> None:
@@ -257,7 +308,8 @@ def main(
 ) -> None:
     """Check the splits of a blend."""
     rules = Rules(KINDS[kind], frozenset(environments), frozenset(allow))
-    tallies = check_files(split, rules, max(1, workers), source)
+    measures = measures_of(split, kind, allow) if output is not None else {}
+    tallies = check_files(split, rules, max(1, workers), source, measures)
     for file, tally in tallies.items():
         print(f"{file}: {tally.rows} rows, {tally.allowed.total()} of them bad but allowed")
     for line in told_of(unread_in(tallies)):

@@ -9,10 +9,11 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from heapq import nlargest
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgspec
 from huggingface_hub import try_to_load_from_cache
@@ -20,18 +21,21 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from scripts.errors import UserError
+from scripts.files import sha256_file
 from scripts.model import scratch
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows.bounds import bounded
-from scripts.rows.chat_format import chat_template_of, compiled_template
-from scripts.rows.jsonl import Block, blocks_of, decode_row
+from scripts.rows.chat_format import chat_template_of, compiled_template, facts_of_rendering
+from scripts.rows.jsonl import decode_row, read_rows
 from scripts.rows.kinds import KINDS
+from scripts.rows.measures import BlockMeasure, Measure, ReadBlock
 from scripts.rows.messages import texts_of
-from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
 BYTES = "one token a byte"
 LARGEST = 16
+LISTED = 1000
+"""Lines that are listed of the rows with a fault; the others are counted."""
 NOT_A_ROW = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _template = lru_cache(compiled_template)
 SHORTEST = [{"role": "user", "content": "x"}]
@@ -43,30 +47,45 @@ TOOLS = [{"type": "function", "function": FUNCTION}]
 class Lengths:
     """Hold the lengths of a split's rows.
 
-    `longest` is the tokens of the longest row, nearly: of each block the largest rows by bytes are counted. `too_long`
-    lists line numbers with tokens; `answers_cut` counts long rows that keep nothing of their answer, `special` lists
-    lines whose texts hold special tokens.
+    `longest` is the tokens of the longest row, nearly: of each block the largest rows by bytes are counted. `long`
+    counts the rows that are too long, of which `too_long` lists the first line numbers with tokens; `answers_cut`
+    counts long rows that keep nothing of their answer. `with_special` counts the rows whose texts hold special tokens,
+    of which `special` lists the first lines.
     """
 
     rows: int = 0
     longest: int = 0
+    long: int = 0
     too_long: list[tuple[int, int]] = field(default_factory=list)
     answers_cut: int = 0
+    with_special: int = 0
     special: list[int] = field(default_factory=list)
+
+    def add(self, later: "Lengths") -> None:
+        """Add the lengths of the rows that follow."""
+        room = max(0, LISTED - len(self.too_long))
+        self.too_long += [(self.rows + line, tokens) for line, tokens in later.too_long[:room]]
+        room = max(0, LISTED - len(self.special))
+        self.special += [self.rows + line for line in later.special[:room]]
+        self.rows += later.rows
+        self.longest = max(self.longest, later.longest)
+        self.long += later.long
+        self.answers_cut += later.answers_cut
+        self.with_special += later.with_special
 
     @property
     def share(self) -> float:
         """Return the share of too long rows."""
-        return len(self.too_long) / max(1, self.rows)
+        return self.long / max(1, self.rows)
 
     def describe(self) -> dict[str, Any]:
         """Return the longest row's tokens, and counts of long rows and of rows with special tokens."""
         return {
             "longest": self.longest,
-            "too_long": len(self.too_long),
+            "too_long": self.long,
             "too_long_share": round(self.share, 4),
             "answers_cut": self.answers_cut,
-            "with_special_tokens": len(self.special),
+            "with_special_tokens": self.with_special,
         }
 
 
@@ -92,17 +111,71 @@ def token_lengths(
     `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` replaces the tokenizer's. Without a
     template a row that fills the limit is too long too, since templates add tokens. UserError names a bad line.
     """
-    if chat_template is None:
-        chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
-    count = partial(_count_block, kind=kind, counter=TokenCounter(tokenizer, chat_template), limit=limit)
-    found = Lengths()
-    for part in in_order(count, blocks_of(split), workers):
-        found.too_long += [(found.rows + line, tokens) for line, tokens in part.too_long]
-        found.special += [found.rows + line for line in part.special]
-        found.rows += part.rows
-        found.longest = max(found.longest, part.longest)
-        found.answers_cut += part.answers_cut
-    return found
+    return LengthsOf.by(kind, tokenizer, limit, chat_template).of_split(split, workers)
+
+
+@dataclass(frozen=True)
+class LengthsOf(BlockMeasure[Lengths]):
+    """The lengths of a split's rows of a kind, behind a chat template; see `token_lengths`."""
+
+    name: ClassVar = "lengths"
+    outcome: ClassVar = Lengths
+    code: ClassVar = (__file__,)
+
+    kind: str
+    counter: "TokenCounter"
+    limit: int
+
+    @classmethod
+    def by(cls, kind: str, tokenizer: str, limit: int, chat_template: str | None = None) -> Self:
+        """Return the measure for a tokenizer and a chat template (None: the tokenizer's own)."""
+        if chat_template is None:
+            chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
+        return cls(kind, TokenCounter(tokenizer, chat_template), limit)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The kind, the limit, and the contents of the tokenizer and of what renders the rows."""
+        return {"kind": self.kind, "limit": self.limit, **self.counter.facts}
+
+    def of_block(self, block: ReadBlock) -> Lengths:
+        """Return the lengths of a block's rows."""
+        return _count_block(block, self.kind, self.counter, self.limit)
+
+
+@dataclass
+class Answers:
+    """The tokens of the answers of a split's first rows."""
+
+    tokens: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class AnswersOf(Measure[Answers]):
+    """The tokens of the answers of a split's first `count` rows of a kind."""
+
+    name: ClassVar = "answers"
+    outcome: ClassVar = Answers
+    code: ClassVar = (__file__,)
+
+    kind: str
+    counter: "TokenCounter"
+    count: int
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The kind, the number of rows, and the contents of the tokenizer and of what renders the rows."""
+        return {"kind": self.kind, "count": self.count, **self.counter.facts}
+
+    def of_split(self, split: Path) -> Answers:
+        """Return the tokens of the answers."""
+        found = Answers()
+        for _, _, row in islice(read_rows(split), self.count):
+            example = KINDS[self.kind].example(row)
+            asked = self.counter.count(example.prompt, example.tools, asks=True)
+            whole = self.counter.count([*example.prompt, *example.longest_answer], example.tools)
+            found.tokens.append(whole - asked)
+        return found
 
 
 class TokenCounter(NamedTuple):
@@ -117,6 +190,15 @@ class TokenCounter(NamedTuple):
         if self.tokenizer == BYTES:
             return len(re.sub("|".join(map(re.escape, scratch.SPECIALS)), "x", text).encode())
         return len(_load(self.tokenizer).encode_batch_fast([text], add_special_tokens=False)[0])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The contents of the tokenizer and of what renders rows, as JSON."""
+        is_file = self.tokenizer != BYTES
+        return {
+            "tokenizer": sha256_file(Path(self.tokenizer)) if is_file else BYTES,
+            "rendering": facts_of_rendering(self.chat_template, Path(self.tokenizer).parent),
+        }
 
     @property
     def has_template(self) -> bool:
@@ -134,8 +216,8 @@ class TokenCounter(NamedTuple):
             return None
 
 
-def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> Lengths:
-    lines = block.read().splitlines()
+def _count_block(block: ReadBlock, kind: str, counter: TokenCounter, limit: int) -> Lengths:
+    lines = block.data.splitlines()
     lengths = Lengths(rows=len(lines))
     begins, special = _special_tokens(counter.tokenizer)
     room = limit if counter.has_template else limit - 1
@@ -143,6 +225,7 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> 
     counted = min(room - added, min(nlargest(LARGEST, map(len, lines)), default=0) - 1)
     for number, line in enumerate(lines, start=1):
         if any(begin in line for begin in begins) and any(token in line for token in special):
+            lengths.with_special += 1
             lengths.special.append(number)
         if len(line) <= counted:
             continue
@@ -150,12 +233,15 @@ def _count_block(block: Block, kind: str, counter: TokenCounter, limit: int) -> 
             example = KINDS[kind].example(decode_row(line))
             prompt, answer, tools = example.prompt, example.longest_answer, example.tools
         except NOT_A_ROW as error:
-            raise UserError(f"{block.path}:{block.lines_before() + number}: {error}") from None
+            raise block.error(number, error) from None
         tokens = counter.count([*prompt, *answer], tools, asks=not answer)
         lengths.longest = max(lengths.longest, tokens)
         if tokens > room:
+            lengths.long += 1
             lengths.too_long.append((number, tokens))
             lengths.answers_cut += bool(answer) and counter.count(prompt, tools, asks=True) >= limit
+    # a part is sent between processes
+    del lengths.too_long[LISTED:], lengths.special[LISTED:]
     return lengths
 
 

@@ -194,6 +194,7 @@ class OwnEnvironment:
             environment_factory=self.environment_factory,
             reads_response=self.reads_response,
             file=self._path,
+            has_own_check="check" in self._functions,
             seconds=self._own_seconds,
         )
 

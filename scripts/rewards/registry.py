@@ -69,9 +69,11 @@ def environment_factory(name: str) -> type[Episode] | None:
 
 def tool_schemas(names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
     """Return the tools of environments with tools, as chat templates take tools."""
+    factories = {name: factory for name in names if (factory := environment_factory(name))}
+    if not factories:
+        return {}
     from transformers.utils import get_json_schema  # noqa: PLC0415 - only where there are tools
 
-    factories = {name: factory for name in names if (factory := environment_factory(name))}
     return {name: [get_json_schema(tool) for tool in tools_of(factory())] for name, factory in factories.items()}
 
 
@@ -84,12 +86,15 @@ def check_row(row: Row, by_gym: Collection[str] = ()) -> str | None:
     if name in by_gym:
         return None
     spec = spec_of(row)
-    if spec.verify is None:
-        return (
-            f"environment {name!r} has no verifier here: name its NeMo-Gym server (gym.servers; for held-out rows "
-            "evaluation.gym.servers)"
-        )
-    return spec.check(row)
+    return without_verifier(name) if spec.verify is None else spec.check(row)
+
+
+def without_verifier(name: str) -> str:
+    """Say that nothing rewards an environment's rows here."""
+    return (
+        f"environment {name!r} has no verifier here: name its NeMo-Gym server (gym.servers; for held-out rows "
+        "evaluation.gym.servers)"
+    )
 
 
 def score(row: Row, response: str, told: Told = None) -> float:

@@ -28,6 +28,7 @@ class EnvironmentSpec:
         tags: The tags of a row, by which held-out scores are broken down.
         metrics: The numbers of a response by name, which are logged and earn nothing.
         file: The user's file that is the environment; None for one of ours.
+        has_own_check: Whether that file has a `check` of rows, which may read more than the row.
         seconds: How long a call for one response may take by that file; None where it says nothing.
         other_answers_fail: Whether the expected answers of other rows are wrong.
     """
@@ -43,5 +44,6 @@ class EnvironmentSpec:
     tags: Callable[[Row], list[str]] = lambda row: []
     metrics: Callable[[Row, str], dict[str, float]] = lambda row, response: {}
     file: Path | None = None
+    has_own_check: bool = False
     seconds: float | None = None
     other_answers_fail: bool = True

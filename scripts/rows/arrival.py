@@ -8,11 +8,11 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from jinja2 import TemplateError, nodes
 
@@ -20,14 +20,14 @@ from scripts.errors import shortened
 from scripts.recipe.lost_texts import TEXT_KINDS, TextKind
 from scripts.records import ArrivalRecord, TextsOfAKind
 from scripts.rows.bounds import bounded
-from scripts.rows.chat_format import compiled_template, marks_answers, template_tree
+from scripts.rows.chat_format import compiled_template, facts_of_rendering, marks_answers, template_tree
 from scripts.rows.examples import Example
-from scripts.rows.jsonl import Block, blocks_of, decode_row, environment_named
+from scripts.rows.jsonl import decode_row, environment_named
 from scripts.rows.kinds import KINDS
 from scripts.rows.learning_marks import MARKS, learnt_places
 from scripts.rows.marking import Marker, Text, marks_in
+from scripts.rows.measures import BlockMeasure, ReadBlock
 from scripts.rows.messages import Row, common_length
-from scripts.rows.parallel import in_order
 from scripts.rows.prompts import Messages, as_chat
 
 SMALL = 300
@@ -120,7 +120,21 @@ class Arrival:
     unread: int = 0
     refused: float = 0
     refusals: list[tuple[int, str]] = field(default_factory=list)
-    tallies: dict[TextKind, Tally] = field(default_factory=lambda: defaultdict(Tally))
+    tallies: dict[TextKind, Tally] = field(default_factory=dict)
+    seen: set[bytes] = field(default_factory=set)
+    """The forms, while the rows are read."""
+
+    def add(self, later: "Arrival") -> None:
+        """Add what arrives of the rows that follow."""
+        for kind, tally in later.tallies.items():
+            self.tallies.setdefault(kind, Tally()).add(tally, after=self.rows)
+        room = max(0, SHOWN - len(self.refusals))
+        self.refusals += [(self.rows + line, says) for line, says in later.refusals[:room]]
+        self.rows += later.rows
+        self.rendered += later.rendered
+        self.unread += later.unread
+        self.refused += later.refused
+        self.seen |= later.seen
 
     def lost(self, accepted: dict[TextKind, float] | None = None) -> dict[TextKind, Tally]:
         """Return the tallies of kinds of which a larger share is lost than is accepted."""
@@ -157,20 +171,42 @@ class Arrival:
 
 def arrival_of(split: Path, reading: Reading, workers: int = 1) -> Arrival:
     """Return what arrives of a split's rows; UserError for a template that takes too long or too much memory."""
-    found = Arrival()
-    check = partial(_check_block, reading=reading)
-    forms: set[bytes] = set()
-    for part, seen in in_order(check, blocks_of(split, end=_end_of(split, reading.rows)), workers):
-        for kind, tally in part.tallies.items():
-            found.tallies[kind].add(tally, after=found.rows)
-        found.refusals += [(found.rows + line, says) for line, says in part.refusals[: SHOWN - len(found.refusals)]]
-        found.rows += part.rows
-        found.rendered += part.rendered
-        found.unread += part.unread
-        found.refused += part.refused
-        forms |= seen
-    found.forms = len(forms)
-    return found
+    return ArrivalOf(reading).of_split(split, workers)
+
+
+@dataclass(frozen=True)
+class ArrivalOf(BlockMeasure[Arrival]):
+    """What arrives of a split's rows in a reading."""
+
+    name: ClassVar = "arrival"
+    outcome: ClassVar = Arrival
+
+    reading: Reading
+    end: int | None = None
+    """The byte after the last row that is read; None: the file's end."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The reading, with the contents of what renders the rows."""
+        reading = self.reading
+        told = {field.name: getattr(reading, field.name) for field in fields(reading)}
+        del told["chat_template"], told["folder"]
+        return {**told, "rendering": facts_of_rendering(reading.chat_template, reading.folder)}
+
+    def begun(self, split: Path) -> Self:
+        """Return the measure with the end of the rows that the reading reads."""
+        return replace(self, end=_end_of(split, self.reading.rows))
+
+    def of_block(self, block: ReadBlock) -> Arrival:
+        """Return what arrives of a block's rows."""
+        data = block.data
+        if self.end is not None:
+            data = data[: max(0, self.end - block.block.start)]
+        return _check_block(block.block.path, data, self.reading) if data else Arrival()
+
+    def finished(self, found: Arrival) -> Arrival:
+        """Return what arrives with the number of forms in place of the forms."""
+        return replace(found, forms=len(found.seen), seen=set())
 
 
 def _end_of(split: Path, rows: int | None) -> int | None:
@@ -189,14 +225,13 @@ def _end_of(split: Path, rows: int | None) -> int | None:
 # -- which rows of a block are rendered --------------------------------------------------------------------------------
 
 
-def _check_block(block: Block, reading: Reading) -> tuple[Arrival, set[bytes]]:
-    """Return what arrives of a block's rows, and their forms; line numbers count from the block's first line."""
-    data = block.read()
+def _check_block(split: Path, data: bytes, reading: Reading) -> Arrival:
+    """Return what arrives of a block's rows; line numbers count from the block's first line."""
     lines = data.splitlines()
     found = Arrival(rows=len(lines))
-    chosen, forms = _rows_to_render(data, lines, asked_words(reading.chat_template))
+    chosen, found.seen = _rows_to_render(data, lines, asked_words(reading.chat_template))
     check = RowCheck(reading)
-    with bounded(f"{block.path}: the chat template", SECONDS):
+    with bounded(f"{split}: the chat template", SECONDS):
         for number, weight in chosen:
             result = check.of_line(lines[number])
             if result is None:
@@ -208,8 +243,8 @@ def _check_block(block: Block, reading: Reading) -> tuple[Arrival, set[bytes]]:
                 found.refusals.append((number + 1, result))
                 continue
             for kind, tally in tallies_of(result, number + 1).items():
-                found.tallies[kind].add(tally, weight)
-    return found, forms
+                found.tallies.setdefault(kind, Tally()).add(tally, weight)
+    return found
 
 
 def _rows_to_render(data: bytes, lines: list[bytes], words: tuple[bytes, ...]) -> tuple[list[tuple[int, float]], set]:

@@ -17,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from scripts.errors import UserError
-from scripts.files import read_json, write_json, write_text
+from scripts.files import read_json, sha256_file, sha256_text, write_json, write_text
 from scripts.recipe.sampling import OWN
 from scripts.recipe.strict import nearest
 from scripts.rows.messages import common_length
@@ -31,6 +31,10 @@ SHOWN = 60
 TEMPLATE_DATE = date(2024, 7, 26)
 """What chat templates print as the day's date where no recipe says: the date in Llama 3's templates."""
 HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+OF_TOKENIZER = re.compile(
+    r"tokenizer|special_tokens|added_tokens|vocab|merges|chat_template|(pre|video_pre)?processor|.*\.(model|tiktoken)$"
+)
+"""The names of a model's files of which its tokenizer or processor is made."""
 _GENERATION = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")  # templates mark by it what the assistant says
 
 
@@ -73,10 +77,34 @@ def compiled_template(chat_template: str, folder: Path, signs: tuple[str, str] =
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals["strftime_now"] = pinned_now
     environment.globals["raise_exception"] = _refuse
-    settings = _json(folder / SETTINGS).items()
-    environment.globals |= {name: _text(value) for name, value in settings if name.endswith("_token") and value}
+    environment.globals |= _named_tokens(folder)
     environment.filters["said"] = lambda text: f"{signs[0]}{text}{signs[1]}"
     return environment.from_string(_GENERATION.sub(_as_filter, chat_template))
+
+
+def _named_tokens(folder: Path) -> dict[str, str | None]:
+    """Return the special tokens that a model's folder names, which chat templates may print."""
+    settings = _json(folder / SETTINGS).items()
+    return {name: _text(value) for name, value in settings if name.endswith("_token") and value}
+
+
+def facts_of_rendering(chat_template: str | None, folder: Path) -> dict[str, Any]:
+    """Return all that `compiled_template` makes a template's text of, as JSON: two of equal facts print the same."""
+    if chat_template is None:
+        return {"template": None}
+    facts: dict[str, Any] = {"template": sha256_text(chat_template), "tokens": _named_tokens(folder)}
+    if "strftime_now" in chat_template:
+        facts["day"] = str(PinnedClock.day)
+    return facts
+
+
+def contents_of_tokenizer(folder: Path) -> dict[str, str]:
+    """Return the hashes of a folder's files of which transformers makes a tokenizer or processor, by name."""
+    found = {}
+    for path in sorted(folder.glob("*")):
+        if OF_TOKENIZER.match(path.name) and path.is_file():
+            found[path.name] = sha256_file(path)
+    return found
 
 
 def template_tree(chat_template: str) -> nodes.Template:

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
+
+from scripts.rows.measures import Measure, Split
 
 SAMPLE = 3000
 """Rows read of a file; a smaller file is read whole."""
@@ -58,15 +60,53 @@ class Drift:
         return f"{self.what} in {self.inside:.0%} of {inside}, in {self.outside:.0%} of {outside}"
 
 
+@dataclass(frozen=True)
+class Drifts:
+    """What differs most between held-out and training rows, and along the training rows; None where they are alike."""
+
+    between: Drift | None
+    along: Drift | None
+
+
+@dataclass(frozen=True)
+class DriftsOf(Measure[Drifts]):
+    """How training rows change along the file, and how they differ from the rows of a held-out split."""
+
+    name: ClassVar = "drift"
+    outcome: ClassVar = Drifts
+
+    held_out: Path
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The content of the held-out split."""
+        return {"held_out": Split.of(self.held_out).sha256}
+
+    def is_kept(self, found: Drifts) -> bool:
+        """Whether the held-out split is the one that its manifest describes."""
+        return Split.of(self.held_out).sha256 is not None
+
+    def of_split(self, split: Path) -> Drifts:
+        """Return what differs most, each file sampled once."""
+        train, held_out = list(sampled(split)), list(sampled(self.held_out))
+        return Drifts(_between(train, held_out), _along(train))
+
+
 def between(train: Path, held_out: Path) -> Drift | None:
     """Return what differs most between held-out and training rows; None where they are alike or few."""
-    first, second = list(sampled(train)), list(sampled(held_out))
-    return _largest([second, first], [0], HELD_OUT_DIFFERENCE)
+    return _between(list(sampled(train)), list(sampled(held_out)))
 
 
 def along(train: Path) -> Drift | None:
     """Return what differs most between a part of the training rows and the others, the part numbered from 0."""
-    rows = list(sampled(train))
+    return _along(list(sampled(train)))
+
+
+def _between(train: list[Row], held_out: list[Row]) -> Drift | None:
+    return _largest([held_out, train], [0], HELD_OUT_DIFFERENCE)
+
+
+def _along(rows: list[Row]) -> Drift | None:
     bounds = [len(rows) * part // PARTS for part in range(PARTS + 1)]
     parts = [rows[first:last] for first, last in pairwise(bounds)]
     return _largest(parts, range(PARTS), DIFFERENCE)
@@ -139,7 +179,7 @@ def _of_length(rows: list[Row], inside: np.ndarray, part: int) -> Iterator[Drift
     error = math.sqrt((n + m + 1) / (12 * n * m))
     score = abs(longer - 0.5) / error
     if score >= SCORE:
-        yield Drift("length", longer, 0.5, part)
+        yield Drift("length", float(longer), 0.5, part)
 
 
 def _of_values(rows: list[Row], inside: np.ndarray, part: int, least: float) -> Iterator[Drift]:

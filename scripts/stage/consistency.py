@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
-from scripts.files import AGAIN, check_readable, read_bytes, sha256_file
+from scripts.files import AGAIN, check_readable, read_bytes
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.records import (
@@ -24,6 +24,7 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
+from scripts.rows.measures import content_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.publish import MEGATRON, export_name
 from scripts.stage.rundir import differences, step_of, unlisted
@@ -94,10 +95,14 @@ def of_blend(manifest: Path) -> Iterator[str]:
 
 
 def check_splits(manifest: Path) -> None:
-    """Raise UserError where a split has another hash than its manifest says."""
+    """Raise UserError where a split has another hash than its manifest says.
+
+    A split is hashed again only where its size or times are others than when it was hashed before.
+    """
     known = read_record(manifest, Manifest)
     for name, split in SPLITS.items():
-        if sha256_file(path := manifest.with_name(name)) != known[split]["sha256"]:
+        path = manifest.with_name(name)
+        if content_of(path) != known[split]["sha256"]:
             raise UserError(f"{path}: not the file that {manifest} describes; {SPLIT_AGAIN}")
 
 

@@ -2,12 +2,9 @@
 
 import faulthandler
 import json
-import random
 import sys
-from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -15,12 +12,14 @@ from typing import Any, NamedTuple
 from scripts.errors import UserError, warn
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, scores
+from scripts.rewards.row_facts import SamplesOf, sampled_rows
 from scripts.rewards.side_effects import noting_side_effects
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.time_limits import TooLate, time_limit
 from scripts.rewards.verdict import HARMLESS
-from scripts.rows.jsonl import environment_of, key_of, read_rows
+from scripts.rows.measures import measured
 from scripts.rows.messages import messages_of, text_of
+from scripts.rows.parallel import default_workers
 
 SECONDS = 30  # for an answer, where no process or server bounds its own time
 GRACE = 30
@@ -41,23 +40,8 @@ def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) ->
 
     Rows with keys in `allow` break the contract, and are left out.
     """
-    drawn: defaultdict[str, list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-    seen: Counter[str] = Counter()
-    rng = random.Random(0)
-    for number, line, row in read_rows(split):
-        if allow and key_of(line) in allow:
-            continue
-        name = environment_of(row, split, number)
-        seen[name] += 1
-        kept = drawn[name]
-        if len(kept) < count:
-            kept.append((number, row))
-        elif (place := rng.randrange(seen[name])) < count:
-            kept[place] = (number, row)
-    return {
-        name: [SampledRow(f"{split}:{number}", row) for number, row in sorted(kept, key=itemgetter(0))]
-        for name, kept in sorted(drawn.items())
-    }
+    drawn = sampled_rows(measured(split, SamplesOf(count, allow), default_workers()))
+    return {name: [SampledRow(f"{split}:{line}", row) for line, row in rows] for name, rows in drawn.items()}
 
 
 def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dict[str, Any], list[str]]:

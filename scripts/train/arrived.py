@@ -15,9 +15,10 @@ from scripts.model.lengths import BYTES, tokenizer_at_hand
 from scripts.recipe.lost_texts import TextKind
 from scripts.recipe.model import RandomModel
 from scripts.records import ArrivalRecord
-from scripts.rows.arrival import Arrival, Reading, RowCheck, Tally, arrival_of
+from scripts.rows.arrival import Arrival, ArrivalOf, Reading, RowCheck, Tally
 from scripts.rows.chat_format import SHIPPED, ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
+from scripts.rows.measures import measured
 from scripts.rows.messages import common_length
 from scripts.rows.parallel import default_workers
 from scripts.stage.stage import Stage
@@ -42,16 +43,25 @@ def template_beside(stage: Stage, chat_format: ChatFormat | None) -> tuple[str, 
     return (template, folder) if template else None
 
 
-def check_arrival(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> ArrivalRecord | None:
-    """Return what arrives of a stage's training rows, and add a problem where too much is lost; None if not known."""
+def reading_of(stage: Stage, chat_format: ChatFormat | None) -> Reading | None:
+    """Return how a stage's training rows are given to its chat template; None where that is not known."""
     found = template_beside(stage, chat_format)
     if found is None:
         return None
     reading = without_torch(backend_of(stage.settings.backend).reading, stage, *found)
-    if reading is None:
-        return None
+    if reading is None or reading.rows is None or stage.rows is None:
+        return reading
+    # stages that read all rows share what is measured of them, however long they train
+    return replace(reading, rows=None) if reading.rows >= stage.rows else reading
+
+
+def check_arrival(stage: Stage, reading: Reading, problems: list[str]) -> ArrivalRecord | None:
+    """Return what arrives of a stage's training rows in a reading, and add a problem where too much is lost.
+
+    None where the chat template takes too long, which is a problem too.
+    """
     try:
-        arrival = arrival_of(stage.train_split, reading, default_workers())
+        arrival = measured(stage.train_split, ArrivalOf(reading), default_workers())
     except UserError as error:
         problems.append(str(error))
         return None
@@ -105,7 +115,8 @@ def templates_that_print(
 ) -> list[str]:
     """Return the names of TRL's templates that print the lost texts of the first such rows, the fitting ones first.
 
-    A template fits whose special tokens the tokenizer has. A named template may lose texts of the accepted kinds.
+    A template fits whose special tokens the tokenizer has. A named template may lose texts of the accepted kinds. The
+    stage is refused, so its split is read for them.
     """
     wanted, last = {tally.first[0][0] for tally in lost.values()}, max(tally.first[0][0] for tally in lost.values())
     lines = [line for number, line, _ in islice(read_rows(split), last) if number in wanted]

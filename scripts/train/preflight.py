@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from scripts.backends.by_name import backend_of
-from scripts.backends.tokens import shortened_row, text_of_rows, without_torch
+from scripts.backends.tokens import text_of_rows, warn_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import amount, check_readable, read_json, write_json
 from scripts.model.finite import refuse_export
 from scripts.model.hugging_face import check_model, tensors_of
-from scripts.model.lengths import token_lengths, tokenizer_at_hand
+from scripts.model.lengths import LengthsOf, tokenizer_at_hand
 from scripts.model.shape import fresh_parameters
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
@@ -28,15 +28,17 @@ from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.recipe.stop_when import StopWhen
 from scripts.records import CheckpointRecord, Manifest, read_if_there, read_record
-from scripts.rewards.gym_yaml import evaluating_task
+from scripts.rewards.row_facts import FactsOf, SamplesOf
+from scripts.rows.arrival import ArrivalOf, Reading
 from scripts.rows.chat_format import ChatFormat, pin_date
-from scripts.rows.drift import PARTS, along, between
-from scripts.rows.jsonl import read_rows
+from scripts.rows.drift import PARTS, DriftsOf
+from scripts.rows.measures import measure_together, measured
 from scripts.rows.parallel import default_workers
 from scripts.stage.consistency import check_splits, exported_model
 from scripts.stage.probe import report, sample_rows, try_rewards
 from scripts.stage.stage import Name, Results, Stage, stage_of
-from scripts.train.arrived import check_arrival
+from scripts.train.arrived import check_arrival, reading_of
+from scripts.train.shown import ShownOf
 
 SHOWN = 10
 SHOWN_ROWS = 3
@@ -63,15 +65,18 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         check_splits(stage.manifest)
     except UserError as error:
         problems.append(str(error))
-    problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
     chat_format = backend.chat_format(stage)
+    reading = reading_of(stage, chat_format) if blend.format == "jsonl" else None
+    if blend.format == "jsonl":
+        _measure(stage, chat_format, reading)
+    problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
     problems += changes_of_format(stage, chat_format)
     try:
-        shown = without_torch(backend.shown_rows, stage, SHOWN_ROWS)
+        shown = measured(stage.train_split, ShownOf(stage, chat_format, SHOWN_ROWS))
     except UserError as error:
         problems.append(str(error))
     tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
-    arrival = check_arrival(stage, chat_format, problems) if blend.format == "jsonl" else None
+    arrival = check_arrival(stage, reading, problems) if reading is not None else None
     _refuse(stage, problems)
     if blend.format == "jsonl":
         _warn_of_order(stage)
@@ -87,12 +92,13 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         record["arrival"] = arrival
     if evaluated := _evaluated(stage):
         record["evaluated_answers"] = evaluated
-    if isinstance(shown, str):
-        record["rows_not_shown"] = shown
-        print(f"{stage.name}: rows are not shown: {shown}", file=sys.stderr)
+    if shown.reason is not None:
+        record["rows_not_shown"] = shown.reason
+        print(f"{stage.name}: rows are not shown: {shown.reason}", file=sys.stderr)
     else:
-        record["rows"] = [shortened_row(row) for row in shown]
-        print(text_of_rows(shown, str(stage.train_split), coloured=False), file=sys.stderr)
+        record["rows"] = shown.rows
+        warn_of_rows(stage.name, shown.rows)
+        print(text_of_rows(shown.rows, str(stage.train_split), coloured=False), file=sys.stderr)
     if probe := getattr(settings, "probe", None):
         samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
         record["reward_probe"], faults = try_rewards(samples, probe)
@@ -121,12 +127,13 @@ def _warn_of_order(stage: Stage) -> None:
     if stage.rows is not None and held_out is not None:
         print(f"{stage.name}: {stage.rows:,} rows to train on, {held_out:,} held out", file=sys.stderr)
     said = []
-    found = between(stage.train_split, stage.validation_split) if blend.holdout_by is None else None
+    drifts = measured(stage.train_split, DriftsOf(stage.validation_split))
+    found = drifts.between if blend.holdout_by is None else None
     if found is not None:
         words = found.words("the held-out rows", "the rows to train on")
         remedy = f"set blends.{stage.settings.blend}.holdout_by: random"
         said.append(f"held-out rows are unlike the rows to train on ({words}); {remedy}")
-    found = None if stage.settings.shuffles_rows else along(stage.train_split)
+    found = None if stage.settings.shuffles_rows else drifts.along
     if found is not None:
         words = found.words(f"part {found.part + 1} of {PARTS}", "the other parts")
         remedy = f"set data.shuffle: true of stages.{stage.name}"
@@ -140,7 +147,8 @@ def _evaluated(stage: Stage) -> dict[str, int]:
     names = read_record(stage.manifest, Manifest)["train"].get("environments")
     if names is not None and not any(name.startswith("reasoning_gym") for name in names):
         return {}
-    counts = Counter(filter(None, (evaluating_task(row) for _, _, row in read_rows(stage.train_split))))
+    facts = measured(stage.train_split, _facts_of(stage), default_workers())
+    counts = Counter(facts.tasks)
     if counts:
         tasks = ", ".join(f"{task} ({rows})" for task, rows in sorted(counts.items()))
         warn(
@@ -207,38 +215,71 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
     ]
 
 
+def _measure(stage: Stage, chat_format: ChatFormat | None, reading: Reading | None) -> None:
+    """Measure together what the checks of a stage ask of its splits and no record tells; each split is read once.
+
+    What fails here fails again, with its message, where a check asks for it.
+    """
+    blend = stage.recipe.blends[stage.settings.blend]
+    asked = backend_of(stage.settings.backend).measures(stage)
+    asked.append((stage.train_split, _facts_of(stage)))
+    if lengths := _lengths_of(stage, chat_format):
+        asked += [(stage.train_split, lengths), (stage.validation_split, lengths)]
+    if reading is not None:
+        asked.append((stage.train_split, ArrivalOf(reading)))
+    if probe := getattr(stage.settings, "probe", None):
+        asked.append((stage.train_split, SamplesOf(probe.rows, frozenset(blend.allow))))
+    for split in (stage.train_split, stage.validation_split):
+        measures = [measure for path, measure in asked if path == split]
+        without_torch(measure_together, split, measures, default_workers())
+
+
+def _facts_of(stage: Stage) -> FactsOf:
+    """Return the measure of what a stage's rows say of their rewards."""
+    blend = stage.recipe.blends[stage.settings.blend]
+    return FactsOf(blend.kind, frozenset(blend.allow))
+
+
+def _lengths_of(stage: Stage, chat_format: ChatFormat | None) -> LengthsOf | None:
+    """Return the measure of a stage's row lengths; None where no tokenizer is at hand."""
+    exported = stage.parent_export
+    is_there = exported is not None and (exported / "tokenizer.json").is_file()
+    tokenizer = str(exported / "tokenizer.json") if is_there else tokenizer_at_hand(stage.recipe.model)
+    if tokenizer is None:
+        return None
+    kind = stage.recipe.blends[stage.settings.blend].kind
+    template = chat_format.chat_template if chat_format else None
+    return LengthsOf.by(kind, tokenizer, stage.config.longest_row, template)
+
+
 def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
     """Describe the row lengths of each split, in tokens; None where no tokenizer is at hand.
 
     Print the number and the first rows that are too long or hold special tokens; add a problem for too large a share of
     long rows.
     """
-    name, limit, exported = stage.name, stage.config.longest_row, stage.parent_export
-    is_there = exported is not None and (exported / "tokenizer.json").is_file()
-    tokenizer = str(exported / "tokenizer.json") if is_there else tokenizer_at_hand(stage.recipe.model)
-    if tokenizer is None:
+    name, limit, lengths = stage.name, stage.config.longest_row, _lengths_of(stage, chat_format)
+    if lengths is None:
         return None
     described: dict[str, Any] = {"limit": limit}
-    kind = stage.recipe.blends[stage.settings.blend].kind
-    template = chat_format.chat_template if chat_format else None
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
-        found = token_lengths(path, kind, tokenizer, limit, default_workers(), template)
+        found = measured(path, lengths, default_workers())
         described[split] = found.describe()
         lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
-        faults = {
-            f"have more than {limit} tokens{lost} (docs/traps.md, trap 32)": [
-                f"line {line}: {long}" for line, long in found.too_long
-            ],
-            "hold texts that the tokenizer takes for special tokens": [f"line {line}" for line in found.special],
-        }
-        for fault, rows in faults.items():
-            if rows:
-                first = ", ".join(rows[:SHOWN]) + (", ..." if len(rows) > SHOWN else "")
-                warn(f"{name}: {path}: {len(rows)} of {found.rows} rows {fault}: {first}")
+        too_long = [f"line {line}: {tokens}" for line, tokens in found.too_long]
+        special = [f"line {line}" for line in found.special]
+        faults = (
+            (f"have more than {limit} tokens{lost} (docs/traps.md, trap 32)", found.long, too_long),
+            ("hold texts that the tokenizer takes for special tokens", found.with_special, special),
+        )
+        for fault, count, rows in faults:
+            if count:
+                first = ", ".join(rows[:SHOWN]) + (", ..." if count > SHOWN else "")
+                warn(f"{name}: {path}: {count} of {found.rows} rows {fault}: {first}")
         if split == "train" and found.share > stage.settings.max_truncated_share:
             lost = f"; {found.answers_cut} of them would keep nothing of their answer" if found.answers_cut else ""
             problems.append(
-                f"{path}: {len(found.too_long)} of {found.rows} rows ({found.share:.1%}) have more than the {limit} "
+                f"{path}: {found.long} of {found.rows} rows ({found.share:.1%}) have more than the {limit} "
                 f"tokens that the stage reads of a row, the longest {found.longest}{lost}; raise "
                 f"policy.max_total_sequence_length of stages.{name}, leave long rows out of the blend, or allow a "
                 f"larger share by its max_truncated_share (now {stage.settings.max_truncated_share:g})"

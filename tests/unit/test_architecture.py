@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "recipe": BASE,
     "rows": RECIPE,
     "rewards": ROWS,
-    "data": ROWS,
+    "data": ROWS | {"rewards"},
     "slurm": RECIPE,
     "model": ROWS,
     "remote": RECIPE,

@@ -18,6 +18,7 @@ from scripts.rows.chat_format import SHIPPED, ChatFormat, compiled_template
 from scripts.rows.marking import Marker, split_thoughts
 from scripts.rows.prompts import as_chat
 from scripts.train.arrived import check_arrival
+from scripts.train.arrived import reading_of as reading_of_stage
 from tests.conftest import ROOT
 from tests.stages import SHORT, ready_stage
 
@@ -275,7 +276,8 @@ def refused(tmp_path, matrix):
             update={"stages": recipe.stages | {"sft": stage.settings.model_copy(update=settings)}}
         )
         text, problems = (SHIPPED / f"{template}.jinja").read_text(), []
-        record = check_arrival(replace(stage, recipe=changed), ChatFormat(text, {}, matrix.folder), problems)
+        stage = replace(stage, recipe=changed)
+        record = check_arrival(stage, reading_of_stage(stage, ChatFormat(text, {}, matrix.folder)), problems)
         return problems, record
 
     return check
@@ -329,12 +331,13 @@ def test_the_tools_of_an_environment_have_to_arrive(tmp_path):
     row["responses_create_params"] = {"input": "How much is 2 times 3?"}
     stage = ready_stage(recipe, tmp_path, "rlvr", [row] * 8)
     problems = []
-    record = check_arrival(stage, None, problems)
+    record = check_arrival(stage, reading_of_stage(stage, None), problems)
     assert problems == [] and record["texts"]["tool names"]["rendered"] == 0
     assert record["texts"]["user messages"]["rendered"] == 1
     strict = stage.settings.model_copy(update={"max_lost_share": {}})
     changed = recipe.model_copy(update={"stages": recipe.stages | {"rlvr": strict}})
-    check_arrival(replace(stage, recipe=changed), None, problems)
+    stage = replace(stage, recipe=changed)
+    check_arrival(stage, reading_of_stage(stage, None), problems)
     assert "tool descriptions: 8 of 8" in problems[0]
 
 

@@ -45,12 +45,12 @@ FIRST_CALLS = {
     "scripts.rewards.sandbox.sandbox": ["json:loads"],
     "scripts.rows.arrival._compiled": [TEMPLATE, "{folder}"],
     "scripts.rows.arrival.asked_words": [TEMPLATE],
+    "scripts.rows.measures._content_of_code": [()],
     "scripts.stage.remote.warn_once": ["hammered"],
 }
 OF_FOLDERS = {"scripts.model.lengths._template", "scripts.rows.arrival._compiled"}
 NOT_HAMMERED = {
     "scripts.backends.nemo_rl.demonstrations._processor": "imports transformers, and is asked by one thread",
-    "scripts.backends.trl.placing._longest_row": "starts processes, and is asked by one thread",
 }
 
 

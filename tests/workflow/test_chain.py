@@ -260,7 +260,7 @@ def test_a_damaged_blend_fails_its_own_rule_and_leaves_nothing_half_made(copied)
     assert "rlvr1.jsonl:80: not valid JSON" in output and "fetch the file again" in output
     assert "Traceback" not in output
     left = {path.name for path in (copied.results / "data/rlvr1").iterdir()}
-    assert left == {"check.json", "made_from.json"}, "of the blend before"
+    assert left == {"check.json", "made_from.json", "measured"}, "of the blend before"
 
 
 @pytest.mark.parametrize("options", ["size=64k", "ro"])

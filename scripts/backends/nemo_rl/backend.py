@@ -13,7 +13,7 @@ from scripts.backends.nemo_rl.checkpoints import lay_in, reach_of, seal_finished
 from scripts.backends.nemo_rl.checks import findings
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.demonstrations import parts_of, problems_of
+from scripts.backends.nemo_rl.demonstrations import MisreadOf, parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
@@ -25,6 +25,7 @@ from scripts.records import ShownRow, read_if_there
 from scripts.rows.arrival import Learns, Reading
 from scripts.rows.chat_format import prints_date, tokenizer_of
 from scripts.rows.jsonl import read_rows
+from scripts.rows.measures import BlockMeasure
 from scripts.rows.prompts import render_prompt
 from scripts.stage.stage import Stage
 
@@ -86,12 +87,25 @@ class NemoRl(Backend):
             if not finding.stops:
                 print(finding, file=sys.stderr)
         problems = [finding.says for finding in found if finding.stops]
-        if stage.settings.algorithm == "sft" and (chat_format := self.chat_format(stage)):
-            readers = release_of(stage.config.release["name"]).sft_data.values()
-            preserves = any(reader.get("use_preserving_dataset") for reader in readers)
-            for split in (stage.train_split, stage.validation_split):
-                problems += without_torch(problems_of, split, chat_format, stage.settings, preserves)
+        misread = self.misread_by(stage)
+        for split in (stage.train_split, stage.validation_split) if misread is not None else ():
+            problems += without_torch(problems_of, split, misread)
         return problems
+
+    def measures(self, stage: Stage) -> list[tuple[Path, BlockMeasure]]:
+        """Return the rows that SFT would misread."""
+        misread = self.misread_by(stage)
+        splits = (stage.train_split, stage.validation_split) if misread is not None else ()
+        return [(split, misread) for split in splits]
+
+    def misread_by(self, stage: Stage) -> MisreadOf | None:
+        """Return the measure of rows that SFT would misread; None for another algorithm, or without a chat format."""
+        chat_format = self.chat_format(stage) if stage.settings.algorithm == "sft" else None
+        if chat_format is None:
+            return None
+        readers = release_of(stage.config.release["name"]).sft_data.values()
+        preserves = any(reader.get("use_preserving_dataset") for reader in readers)
+        return MisreadOf(chat_format, stage.settings, preserves)
 
     def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
         """Return how NeMo-RL's readers of rows give them to the chat template (read, at v0.7.0 and main; SFT is tried).

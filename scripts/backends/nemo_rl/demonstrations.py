@@ -6,9 +6,10 @@ gives the header to the message before. tests/nemo_rl/test_sft_rows.py holds thi
 """
 
 import json
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import TemplateError
 
@@ -16,10 +17,11 @@ from scripts.backends.nemo_rl.training import NemoRlTraining
 from scripts.backends.tokens import load_here
 from scripts.errors import UserError
 from scripts.files import open_atomically
-from scripts.rows.chat_format import ChatFormat, tokenizer_of
-from scripts.rows.jsonl import Block, blocks_of, decode_row, read_rows
+from scripts.rows.chat_format import ChatFormat, contents_of_tokenizer, facts_of_rendering, tokenizer_of
+from scripts.rows.jsonl import RowError, read_rows
 from scripts.rows.learning_marks import mark_of
-from scripts.rows.parallel import default_workers, in_order
+from scripts.rows.measures import BlockMeasure, ReadBlock, measured
+from scripts.rows.parallel import default_workers
 from scripts.rows.prompts import as_chat, pictures_of, render
 
 Parts = list[tuple[str, bool, list[int]]]
@@ -107,38 +109,93 @@ def check_marks(messages: list[dict[str, Any]], stage: NemoRlTraining) -> None:
         )
 
 
-def problems_of(split: Path, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> list[str]:
-    """Return the first row's problem that NeMo-RL would misread; none without a tokenizer here.
+@dataclass
+class Misread:
+    """The first row that NeMo-RL would misread, with the problem; `is_read` is false without a tokenizer here."""
+
+    rows: int = 0
+    line: int | None = None
+    says: str = ""
+    is_read: bool = True
+
+    def add(self, later: "Misread") -> None:
+        """Add what was found in the rows that follow."""
+        if self.line is None and later.line is not None:
+            self.line, self.says = self.rows + later.line, later.says
+        self.rows += later.rows
+        self.is_read = self.is_read and later.is_read
+
+
+@dataclass(frozen=True)
+class MisreadOf(BlockMeasure[Misread]):
+    """The first row of a split that NeMo-RL would misread.
 
     `preserves`: whether the release's reader keeps rows unchanged instead of giving all the same columns.
     """
-    check = partial(_check_block, chat_format=chat_format, stage=stage, preserves=preserves)
-    try:
-        for _ in in_order(check, blocks_of(split), default_workers()):
-            pass
-    except UserError as error:
-        return [str(error)]
-    return []
 
+    name: ClassVar = "misread"
+    outcome: ClassVar = Misread
+    code: ClassVar = (__file__,)
 
-_processor = lru_cache(1)(load_here)
+    chat_format: ChatFormat
+    stage: NemoRlTraining
+    preserves: bool
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The contents of the tokenizer and of what renders the rows, and what of the stage reads them."""
+        stage, chat_format = self.stage, self.chat_format
+        return {
+            "tokenizer": contents_of_tokenizer(chat_format.folder),
+            "rendering": facts_of_rendering(chat_format.chat_template, chat_format.folder),
+            "reads": stage.reads,
+            "variables": stage.tokenizer.get("chat_template_kwargs"),
+            "sft": stage.sft,
+            "pictures": "vlm" in stage.entry,
+            "preserves": self.preserves,
+        }
 
-def _check_block(block: Block, chat_format: ChatFormat, stage: NemoRlTraining, preserves: bool) -> None:
-    processor = _processor(chat_format.folder, chat_format.chat_template)
-    if isinstance(processor, str):
-        return
-    for number, line in enumerate(block.read().splitlines(), start=1):
-        decoded = decode_row(line)
+    def is_kept(self, found: Misread) -> bool:
+        """Whether a tokenizer was here to read the rows by."""
+        return found.is_read
+
+    def of_block(self, block: ReadBlock) -> Misread:
+        """Return the first row of a block that NeMo-RL would misread."""
+        processor = _processor(self.chat_format.folder, self.chat_format.chat_template)
+        found = Misread(rows=len(block.lines))
+        if isinstance(processor, str):
+            found.is_read = False
+            return found
+        for number, decoded in enumerate(block.rows, start=1):
+            if isinstance(decoded, RowError):
+                raise block.error(number, decoded)
+            try:
+                self._check_row(decoded, processor)
+            except UserError as error:
+                found.line, found.says = number, str(error)
+                break
+        return found
+
+    def _check_row(self, decoded: dict[str, Any], processor: Any) -> None:
+        """Raise UserError, which begins with the place in the row, for a row that NeMo-RL would misread."""
         row = as_read(decoded)
         has_pictures = bool(pictures_of(row["messages"]))
         is_plain = not has_pictures and "tools" not in row and not any("tool_calls" in it for it in row["messages"])
-        try:
-            if has_pictures and "vlm" not in stage.entry:
-                raise UserError(": shows a picture; set entry to examples/run_vlm_sft.py, which reads pictures")
-            if not is_plain and not preserves:
-                raise UserError(": has tools or pictures: fields that the release's reader would fill with nulls")
-            check_marks(decoded["messages"], stage)
-            chunks_of(row, "", processor, stage)
-        except UserError as error:
-            raise UserError(f"{block.path}:{block.lines_before() + number}{error}") from None
+        if has_pictures and "vlm" not in self.stage.entry:
+            raise UserError(": shows a picture; set entry to examples/run_vlm_sft.py, which reads pictures")
+        if not is_plain and not self.preserves:
+            raise UserError(": has tools or pictures: fields that the release's reader would fill with nulls")
+        check_marks(decoded["messages"], self.stage)
+        chunks_of(row, "", processor, self.stage)
+
+
+def problems_of(split: Path, measure: MisreadOf) -> list[str]:
+    """Return the first row's problem that NeMo-RL would misread; none without a tokenizer here."""
+    try:
+        found = measured(split, measure, default_workers())
+    except UserError as error:
+        return [str(error)]
+    return [] if found.line is None else [f"{split}:{found.line}{found.says}"]
+
+
+_processor = lru_cache(1)(load_here)

@@ -1,6 +1,6 @@
 """Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
 
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -11,14 +11,24 @@ from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
 from scripts.backends.trl.doubts import (
+    HoldingOf,
     cut_answers,
+    rowless_tokens,
     tokens_without_rows,
     unfit_readers,
     unlikely_sampling,
     unlikely_settings,
 )
 from scripts.backends.trl.merging import misfit
-from scripts.backends.trl.placing import check_shares, devices_of, ranks_on, sentence
+from scripts.backends.trl.placing import (
+    check_shares,
+    counts_rows,
+    devices_of,
+    longest_row_of,
+    model_at_hand,
+    ranks_on,
+    sentence,
+)
 from scripts.backends.trl.this_process import train_here
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
 from scripts.backends.trl.trial import try_batch
@@ -32,10 +42,22 @@ from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import CheckpointRecord, Reach, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
-from scripts.rewards.registry import check_row, environment_factory, register, register_gym, scores, tool_schemas
+from scripts.rewards.registry import (
+    SPECS,
+    check_row,
+    environment_factory,
+    register,
+    register_gym,
+    scores,
+    tool_schemas,
+)
+from scripts.rewards.row_facts import SAMPLED, FactsOf, SamplesOf, unrewarded_in
+from scripts.rewards.spec import EnvironmentSpec
 from scripts.rows.arrival import Learns, Reading
 from scripts.rows.chat_format import pin_date, tokenizer_of
 from scripts.rows.jsonl import environment_of, key_of, read_rows
+from scripts.rows.measures import BlockMeasure, Split, measured, recorded
+from scripts.rows.parallel import default_workers
 from scripts.stage import publish
 from scripts.stage.consistency import exported_model
 from scripts.stage.rundir import Checkpoint
@@ -79,7 +101,7 @@ class Trl(Backend):
         rows = [shown_row(line, parts_of(row, processor), tokenizer) for line, row in islice(found, count)]
         learnt = {token for row in rows for part in row["parts"] if part["is_learnt"] for token in part["ids"]}
         if learnt and not learnt & {tokenizer.eos_token_id, *ends}:
-            warn(f"{stage.name}: no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end")
+            rows[0]["remark"] = f"no shown row learns {tokenizer.eos_token!r}, so the model may not learn to end"
         return rows
 
     def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
@@ -108,6 +130,23 @@ class Trl(Backend):
             names_reasoning=True,
             rows=None if is_shuffled else stage.planned * config.rows_per_step,
         )
+
+    def measures(self, stage: Stage) -> list[tuple[Path, BlockMeasure]]:
+        """Return the longest row, rows without a reward, and rows with tokens that the embedding lacks."""
+        if stage.settings.kind is None:
+            return []
+        blend = stage.recipe.blends[stage.settings.blend]
+        found: list[tuple[Path, BlockMeasure]] = []
+        model, shape = model_at_hand(stage)
+        if model is not None and shape is not None and counts_rows(stage, model):
+            found.append((stage.train_split, longest_row_of(stage, model / "tokenizer.json")))
+        numbers, _ = rowless_tokens(stage)
+        for split in (stage.train_split, stage.validation_split):
+            if blend.kind == "prompts":
+                found.append((split, FactsOf(blend.kind, frozenset(blend.allow))))
+            if numbers:
+                found.append((split, HoldingOf(tuple(numbers))))
+        return found
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
         """Return a sentence on a process's memory, and whether the stage fits; of a merge nothing is estimated."""
@@ -206,11 +245,12 @@ class Trl(Backend):
         python = site.gym_python if site else GYM_PYTHON
         settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
         gym = getattr(settings, "gym", None)
-        checks = [partial(check_row, by_gym=agents_of(gym, python))]
-        problems += _unrewarded(stage.train_split, allow, checks)
+        # rows that NeMo-Gym's servers reward, by the names of their agents
+        served = {*agents_of(gym, python)}
+        problems += _unrewarded(stage.train_split, allow, served)
         if settings.blend in stage.recipe.evaluation_blends():
-            checks.append(partial(check_row, by_gym=agents_of(evaluation.gym, python)))
-        problems += _unrewarded(stage.validation_split, allow, checks)
+            served &= {*agents_of(evaluation.gym, python)}
+        problems += _unrewarded(stage.validation_split, allow, served)
         if gym and not problems:
             for server in register_gym(gym, settings.gym_servers, python):
                 server.wait()
@@ -253,32 +293,59 @@ def _failing_environments(stage: Stage) -> list[str]:
     """Return the faults of the user's environments on their first rows, in every other blend at hand."""
     found = []
     for name, blend in stage.recipe.blends.items():
-        split, untried = stage.results / "data" / name / stage.train_split.name, {*blend.environments}
-        untried &= stage.recipe.environments.keys()
-        if blend.kind != "prompts" or name == stage.settings.blend or not split.exists():
+        split = stage.results / "data" / name / stage.train_split.name
+        own = stage.recipe.environments.keys() & {*blend.environments}
+        if blend.kind != "prompts" or name == stage.settings.blend or not own or not split.exists():
             continue
-        for number, _, row in read_rows(split):
-            if not untried:
-                break
-            if (environment := environment_of(row, split, number)) in untried:
-                untried.remove(environment)
-                try:
-                    scores([(row, "")], [f"{split}:{number}"])
-                except UserError as error:
-                    found.append(str(error))
+        samples = recorded(Split.of(split), SamplesOf(SAMPLED, frozenset(blend.allow)))
+        first = samples.first if samples is not None else _first_rows(split, own)
+        for environment, (line, row) in sorted(first.items(), key=lambda each: each[1][0]):
+            if environment not in own:
+                continue
+            try:
+                scores([(row, "")], [f"{split}:{line}"])
+            except UserError as error:
+                found.append(str(error))
     return found
 
 
-def _unrewarded(split: Path, allow: frozenset[str], checks: list[Callable[[dict[str, Any]], str | None]]) -> list[str]:
-    """Return the rows that obey their contract, but that no verifier can reward."""
-    found = [
-        f"{split}:{number}: {problem}"
-        for number, line, row in read_rows(split)
-        if not (allow and key_of(line) in allow)
-        and (problem := next((why for check in checks if (why := check(row))), None))
-    ]
-    more = len(found) - SHOWN
-    return found[:SHOWN] + ([f"{split}: and {more} rows more"] if more > 0 else [])
+def _first_rows(split: Path, environments: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """Return line and row of the first row of each of these environments, reading no further than to the last one."""
+    found: dict[str, tuple[int, dict[str, Any]]] = {}
+    for number, _, row in read_rows(split):
+        if len(found) == len(environments):
+            break
+        environment = environment_of(row, split, number)
+        if environment in environments:
+            found.setdefault(environment, (number, row))
+    return found
+
+
+def _unrewarded(split: Path, allow: frozenset[str], served: Collection[str]) -> list[str]:
+    """Return the rows that obey their contract, but that no verifier can reward.
+
+    Gym's servers reward the rows of the agents `served`. A user's environment with a check of rows is asked each time,
+    since it may read more than the row.
+    """
+    facts = measured(split, FactsOf("prompts", allow), default_workers())
+    found, count = unrewarded_in(facts, served)
+    own = {name for name in facts.environments if SPECS.get(name, EnvironmentSpec()).has_own_check}
+    if asked := own.difference(served):
+        refused = [*_refused_by(split, allow, asked)]
+        found, count = sorted([*found, *refused]), count + len(refused)
+    lines = [f"{split}:{line}: {problem}" for line, problem in found[:SHOWN]]
+    more = count - len(lines)
+    return lines + ([f"{split}: and {more} rows more"] if more > 0 else [])
+
+
+def _refused_by(split: Path, allow: frozenset[str], environments: Collection[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and problem of the rows that the checks of a user's environments refuse."""
+    for number, line, row in read_rows(split):
+        if environment_of(row, split, number) not in environments or (allow and key_of(line) in allow):
+            continue
+        problem = check_row(row)
+        if problem is not None:
+            yield number, problem
 
 
 BACKEND = Trl()

@@ -1,8 +1,9 @@
 """Settings and reward models that ruin a training or its scores, told before the stage trains."""
 
 from collections.abc import Iterator
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -10,13 +11,13 @@ from scripts.backends.trl.grpo import REWARD_MODEL
 from scripts.backends.trl.placing import longest_sequence, model_at_hand
 from scripts.model.generation_settings import settings_asked, tokens_of, words_of
 from scripts.model.hugging_face import has_reward_head, tensors_of, text_config_of
-from scripts.model.lengths import TokenCounter
+from scripts.model.lengths import AnswersOf, TokenCounter
 from scripts.model.trainable import numbers_beyond
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.strict import nearest
 from scripts.rows.chat_format import TEMPLATE_DATE, ChatFormat, chat_template_of, prints_date
-from scripts.rows.jsonl import read_rows
-from scripts.rows.kinds import KINDS
+from scripts.rows.measures import BlockMeasure, ReadBlock, measured
+from scripts.rows.parallel import default_workers
 from scripts.stage.stage import Stage
 from scripts.stage.tables import ROLLOUTS, read_table
 
@@ -98,13 +99,63 @@ def cut_answers(stage: Stage) -> Iterator[str]:
             lengths = read_table(stage.parent.paths.rollouts, ROLLOUTS)["tokens_after"].drop_null().to_pylist()
     elif evaluation and (model / "tokenizer.json").is_file():
         counter = TokenCounter(str(model / "tokenizer.json"), config.chat_template or chat_template_of(model))
-        for _, _, row in islice(read_rows(stage.train_split), SAMPLE):
-            example = KINDS[config.kind].example(row)
-            asked = counter.count(example.prompt, example.tools, asks=True)
-            lengths.append(counter.count([*example.prompt, *example.longest_answer], example.tools) - asked)
+        lengths = measured(stage.train_split, AnswersOf(config.kind, counter, SAMPLE)).tokens
     limit = sampling.max_new_tokens if sampling else None
     if limit and lengths and (share := sum(length >= limit for length in lengths) / len(lengths)) >= MANY:
         yield f"{key}.max_new_tokens is {limit}, which {share:.0%} of {whose} reach: they would be cut"
+
+
+@dataclass
+class Holding:
+    """The rows that hold one of some texts: how many times, and line and text of the first."""
+
+    rows: int = 0
+    count: int = 0
+    first: tuple[int, str] | None = None
+
+    def add(self, later: "Holding") -> None:
+        """Add the rows that follow."""
+        if self.first is None and later.first is not None:
+            line, token = later.first
+            self.first = (self.rows + line, token)
+        self.count += later.count
+        self.rows += later.rows
+
+
+@dataclass(frozen=True)
+class HoldingOf(BlockMeasure[Holding]):
+    """The rows of a split that hold one of these texts."""
+
+    name: ClassVar = "holding"
+    outcome: ClassVar = Holding
+    code: ClassVar = (__file__,)
+
+    texts: tuple[str, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The texts."""
+        return {"texts": list(self.texts)}
+
+    def of_block(self, block: ReadBlock) -> Holding:
+        """Return which of a block's rows hold a text."""
+        written = {text: msgspec.json.encode(text)[1:-1] for text in self.texts}
+        found = Holding(rows=len(block.lines))
+        for number, line in enumerate(block.lines, start=1):
+            held = [text for text, encoded in written.items() if encoded in line]
+            found.count += len(held)
+            if held and found.first is None:
+                found.first = (number, held[0])
+        return found
+
+
+def rowless_tokens(stage: Stage) -> tuple[dict[str, int], int]:
+    """Return the tokens, with their numbers, that the embedding of a stage's start has no row for, and its rows."""
+    folder = stage.parent_export
+    if folder is None or not (folder / "tokenizer.json").is_file():
+        return {}, 0
+    rows = text_config_of(folder).get("vocab_size")
+    return (numbers_beyond(folder / "tokenizer.json", rows), rows) if isinstance(rows, int) else ({}, 0)
 
 
 def tokens_without_rows(stage: Stage) -> Iterator[str]:
@@ -112,21 +163,14 @@ def tokens_without_rows(stage: Stage) -> Iterator[str]:
 
     Such tokens were added to a tokenizer alone; they do no harm where no row holds one.
     """
-    folder = stage.parent_export
-    if folder is None or not (folder / "tokenizer.json").is_file():
-        return
-    rows = text_config_of(folder).get("vocab_size")
-    numbers = numbers_beyond(folder / "tokenizer.json", rows) if isinstance(rows, int) else {}
-    written = {msgspec.json.encode(token)[1:-1]: token for token in numbers}
-    for split in (stage.train_split, stage.validation_split) if written else ():
-        found = [
-            (number, token) for number, line, _ in read_rows(split) for text, token in written.items() if text in line
-        ]
-        if found:
-            number, token = found[0]
+    numbers, rows = rowless_tokens(stage)
+    for split in (stage.train_split, stage.validation_split) if numbers else ():
+        found = measured(split, HoldingOf(tuple(numbers)), default_workers())
+        if found.first is not None:
+            number, token = found.first
             yield (
                 f"{split}:{number}: holds {token!r}, which the tokenizer takes for the token of number "
-                f"{numbers[token]}, but the embedding has {rows} rows ({len(found)} such in all); drop these rows or "
+                f"{numbers[token]}, but the embedding has {rows} rows ({found.count} such in all); drop these rows or "
                 "the text, or enlarge the model's embedding (transformers' resize_token_embeddings)"
             )
 

@@ -3,7 +3,6 @@
 import math
 import os
 import sys
-from functools import lru_cache
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
@@ -12,10 +11,11 @@ from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.bfloat16 import computes_bfloat16
 from scripts.model.hugging_face import tensors_of
-from scripts.model.lengths import token_lengths
+from scripts.model.lengths import LengthsOf
 from scripts.model.shape import Shape
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import Site
+from scripts.rows.measures import measured
 from scripts.rows.parallel import default_workers
 from scripts.stage.stage import Stage
 
@@ -138,22 +138,27 @@ def model_at_hand(stage: Stage) -> tuple[Path | None, Shape | None]:
         return folder, None
 
 
-@lru_cache
-def _longest_row(split: Path, written: int, kind: str, tokenizer: str, chat_template: str | None) -> int:
-    """Return the tokens of a split's longest row, counted once in a process; `written` is the split's mtime."""
-    return token_lengths(split, kind, tokenizer, sys.maxsize, default_workers(), chat_template).longest
+def longest_row_of(stage: Stage, tokenizer: Path) -> LengthsOf:
+    """Return the measure of a stage's longest row by a tokenizer; no row is too long for it."""
+    kind = stage.recipe.blends[stage.settings.blend].kind
+    return LengthsOf.by(kind, str(tokenizer), sys.maxsize, stage.config.chat_template)
+
+
+def counts_rows(stage: Stage, model: Path) -> bool:
+    """Whether a stage's longest sequence can be told by its rows, which are there beside a tokenizer."""
+    blend = stage.recipe.blends[stage.settings.blend]
+    # pictures take tokens of their own, and environments' tools add to a prompt
+    is_longer = blend.pictures or own_environments(stage.recipe, stage.name)
+    return not is_longer and (model / "tokenizer.json").is_file() and stage.train_split.is_file()
 
 
 def longest_sequence(stage: Stage, model: Path) -> tuple[int, bool]:
     """Return the tokens of a stage's longest sequence, and whether they come from its rows: else they are the limit."""
-    config, blend = stage.config, stage.recipe.blends[stage.settings.blend]
-    tokenizer, generation = model / "tokenizer.json", getattr(config.policy, "generation", None)
-    is_longer = blend.pictures or own_environments(stage.recipe, stage.name)  # their tools may add to a prompt
-    if is_longer or not (tokenizer.is_file() and stage.train_split.is_file()):
+    config, generation = stage.config, getattr(stage.config.policy, "generation", None)
+    if not counts_rows(stage, model):
         return config.max_length, False
-    written = stage.train_split.stat().st_mtime_ns
-    longest = _longest_row(stage.train_split, written, blend.kind, str(tokenizer), config.chat_template)
-    longest = min(longest, config.longest_row)
+    lengths = measured(stage.train_split, longest_row_of(stage, model / "tokenizer.json"), default_workers())
+    longest = min(lengths.longest, config.longest_row)
     return min(longest + (generation.max_new_tokens if generation else 0), config.max_length), True
 
 

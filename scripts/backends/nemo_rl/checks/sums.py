@@ -8,9 +8,11 @@ from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
 from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
 from scripts.backends.protocol import Finding
 from scripts.records import Manifest, read_record
+from scripts.rewards.row_facts import FactsOf
 from scripts.rows.examples import PAIR_OF_TEXTS, RANKED
 from scripts.rows.jsonl import read_rows
 from scripts.rows.kinds import KINDS
+from scripts.rows.measures import Split, recorded
 
 SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
@@ -126,7 +128,9 @@ def check_preferences(context: StageContext) -> Iterator[Finding]:
     readers = {"PreferenceDataset": RANKED, "BinaryPreferenceDataset": PAIR_OF_TEXTS}
     if context.settings.reward != "pairs" or name not in readers or not split.exists():
         return
-    form = next(KINDS["preferences"].form(row) for _, _, row in read_rows(split))
+    allow = frozenset(context.stage.recipe.blends[context.settings.blend].allow)
+    facts = recorded(Split.of(split), FactsOf("preferences", allow))
+    form = facts.form if facts is not None else next(KINDS["preferences"].form(row) for _, _, row in read_rows(split))
     if form != readers[name]:
         yield context.error(
             23,
