@@ -174,19 +174,10 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=0, help="prompts of the loop")
     arguments = parser.parse_args()
     if arguments.smoke:
-        loaded = load_recipe(ROOT / RECIPE)
-        print(
-            ", ".join(
-                f"{stage} is made by {', '.join(loaded.makers_of(loaded.stages[stage].blend)) or 'none'}"
-                for stage in TWINS
-            )
-        )
-        sys.exit(
-            any(
-                loaded.makers_of(loaded.stages[stage].blend) != ["sft"] or loaded.makers_of(loaded.stages[twin].blend)
-                for stage, twin in TWINS.items()
-            )
-        )
+        graph = load_recipe(ROOT / RECIPE).graph
+        makers = {stage.name: [maker.name for maker in stage.makers] for stage in graph.order}
+        print(", ".join(f"{stage} is made by {', '.join(makers[stage]) or 'none'}" for stage in TWINS))
+        sys.exit(any(makers[stage] != ["sft"] or makers[twin] for stage, twin in TWINS.items()))
     missed = False
     print(f"Made by `python {' '.join(sys.argv)}`, 2 CPU cores.\n")
     if arguments.seeds:

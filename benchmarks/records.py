@@ -106,14 +106,17 @@ def main() -> int:
 
     path = Path(f"config/recipes/{name}.yaml")
     recipe = load_recipe(path)
-    stages = {name: recipe.stages[name].parent or "" for name in recipe.stage_order()}
+    stages = {name: recipe.stages[name].parent or "" for name in recipe.graph.stage_names}
     calls = commands(path, results, stages)
     for command in arguments.only:
         for call in calls[command]:
             if (said := forked(call)).status:
                 sys.exit(f"without a damage: {' '.join(call)}: {said.text}")
     found: dict[str, Counter[str]] = {command: Counter() for command in arguments.only}
-    todo, began = damages(results, recipe.stage_order()[1], recipe.stage_order()[1], arguments.every), time.time()
+    todo, began = (
+        damages(results, recipe.graph.stage_names[1], recipe.graph.stage_names[1], arguments.every),
+        time.time(),
+    )
     if arguments.damages:
         todo = [todo[place * len(todo) // arguments.damages] for place in range(arguments.damages)]
     log = arguments.log.open("w") if arguments.log else None

@@ -49,7 +49,7 @@ def plant(root: Path, recipe: Path, results: Path, count: int | None, variants: 
     """
     Workflow(root)
     configure(root, "measured", "measured")
-    described, order = yaml.safe_load(recipe.read_text(encoding="utf-8")), load_recipe(recipe).stage_order()
+    described, order = yaml.safe_load(recipe.read_text(encoding="utf-8")), load_recipe(recipe).graph.stage_names
     first, last = order[0], order[-1]
     kept, copied = described["stages"][first], described["stages"][last]
     if variants:

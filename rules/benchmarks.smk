@@ -2,9 +2,8 @@
 from scripts.recipe.yaml_file import installation
 
 TASKS = RECIPE.evaluation.task_list if RECIPE.evaluation else []
-ANSWERING = [name for name in STAGES if RECIPE.stages[name].answers_prompts]
 # The pretrained model is scored too, so that the stages that start from it have a score before.
-BENCHMARKED = [*([MODEL] if MODEL in PRETRAINED else []), *ANSWERING] if TASKS else []
+BENCHMARKED = [start.name for start in (*GRAPH.starts_of(PRETRAINED), *GRAPH.order) if start.has(TASK_SCORES)]
 PACKAGES = f"{os.getcwd()}/.lm-eval"
 
 
@@ -48,19 +47,11 @@ rule tasks:
         " --output {output:q} 2> {log:q}"
 
 
-def benchmarks_of_parent(wildcards):
-    """Scores of what a stage starts from: its parent, or the pretrained model; nothing for that model itself."""
-    if wildcards.stage == MODEL:
-        return []
-    start = before_of(wildcards) or (MODEL if model_of_root(wildcards) else None)
-    return f"{RESULTS}/{start}/benchmarks.json" if start and start not in RECIPE.models else []
-
-
 rule score_tasks:
     input:
         tasks=f"{RESULTS}/tasks.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
-        parent=benchmarks_of_parent,
+        parent=of("scores_before", TASK_SCORES),
     output:
         f"{RESULTS}/{{stage}}/benchmarks.json",
     log:

@@ -14,7 +14,7 @@ from scripts.commands.project import note_config
 from scripts.commands.doctor import problems
 from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
-from scripts.recipe.model import MODEL
+from scripts.recipe.graph import EXPORT, IMAGE_MARKS, TASK_SCORES
 from scripts.stage.paths import STORE
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
@@ -24,16 +24,17 @@ RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.star
 os.environ[START] = CONFIG.start or ""
 CONSOLE.config, CONSOLE.recipe = CONFIG, RECIPE
 SITE = load_site(Path(CONFIG.site), RECIPE)
+GRAPH = RECIPE.graph
 RESULTS = CONFIG.folder
 SETTINGS = f"{RESULTS}/settings"
 # Parameters that tell a program where things lie. Settings that decide an output are files below SETTINGS instead.
 WHERE = {"recipe": CONFIG.recipe, "results": RESULTS, "site": CONFIG.site}
 CALL = prepare(workflow, Path(RESULTS), SITE)
-STAGES = RECIPE.stage_order()
-TRAINED = [*STAGES, *RECIPE.checkpoints]
-SCORED = [name for name in TRAINED if RECIPE.is_scored(name)]
+STAGES = GRAPH.stage_names
+TRAINED = [start.name for start in GRAPH.jobs]
+SCORED = [start.name for start in GRAPH.jobs if start.is_scored]
 # Of stages that answer no held-out prompts, those whose held-out rows of written answers are measured.
-WRITTEN = [name for name in TRAINED if name not in SCORED and RECIPE.settings_of(name).validates]
+WRITTEN = [start.name for start in GRAPH.jobs if start.measured and not start.scored]
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG, TRAINED)
     date_results(Path(RESULTS), STORE)
@@ -49,7 +50,7 @@ LIGHT = light_resources(SITE)
 # Of jobs that sample from a model: a whole training node where the site trains on GPUs.
 ON_GPUS = SITE.slurm is not None and SITE.slurm.gpus_per_node and SITE.accelerator != "cpu"
 MODEL_RESOURCES = one_node_resources(SITE) if ON_GPUS else LIGHT
-CONVERTED = [stage for stage in TRAINED if RECIPE.settings_of(stage).is_converted]
+CONVERTED = [start.name for start in GRAPH.jobs if start.settings.is_converted]
 
 
 def one_of(names):
@@ -71,77 +72,31 @@ def stage_of(wildcards):
     return Stage(RECIPE, Path(RESULTS), wildcards.stage, root=Path(CONFIG.results))
 
 
+def node_of(wildcards):
+    """The node that a rule's wildcard names: the rows of a blend, or a start."""
+    if "blend" in wildcards.keys():
+        return GRAPH.rows(wildcards.blend)
+    return GRAPH[wildcards.get("stage") or wildcards.choice]
+
+
 def settings_of(wildcards):
-    return RECIPE.settings_of(wildcards.stage)
+    return node_of(wildcards).settings
 
 
-def parent_of(wildcards):
-    return settings_of(wildcards).parent
+def of(nodes, *names):
+    """An input function: files of the nodes that the rule's node has under a name of scripts/recipe/graph.py.
 
-
-def before_of(wildcards):
-    """The start whose scores are those before the stage."""
-    return settings_of(wildcards).before
-
-
-def of_parent(name):
-    """An input function: a file of the parent's directory; nothing for a stage without a parent."""
+    A node names those files alone that it comes to have, so a rule gets nothing of a node without them.
+    """
 
     def inputs(wildcards):
-        parent = parent_of(wildcards)
-        return f"{RESULTS}/{parent}/{name}" if parent else []
+        return [f"{RESULTS}/{file}" for node in getattr(node_of(wildcards), nodes) for file in node.files(*names)]
 
     return inputs
-
-
-def of_starts(name):
-    """An input function: a file of the directory of each stage that a stage needs, the parent first."""
-
-    def inputs(wildcards):
-        starts = settings_of(wildcards).starts
-        return [f"{RESULTS}/{start}/{name}" for start in starts if not RECIPE.model_named(start)]
-
-    return inputs
-
-
-def exports_of_roles(wildcards):
-    """The exports besides the parent's that a stage needs, of stages and of pretrained models."""
-    return [f"{RESULTS}/{start}/hf/record.json" for start in settings_of(wildcards).roles.values()]
-
-
-def model_of_root(wildcards):
-    """The export of the recipe's pretrained model, for a stage without a parent that starts from it."""
-    stage = settings_of(wildcards)
-    is_from_it = stage.parent is None and stage.starts_from_export(RECIPE)
-    return f"{RESULTS}/{MODEL}/hf/record.json" if is_from_it else []
-
-
-def starting_export(wildcards):
-    """The export that a stage starts from; nothing where that is a fresh model."""
-    return of_parent("hf/record.json")(wildcards) or model_of_root(wildcards)
-
-
-def of_blend(*names):
-    """An input function: files of the directory of the stage's blend; nothing for a stage without rows."""
-
-    def inputs(wildcards):
-        blend = settings_of(wildcards).blend
-        return [f"{RESULTS}/data/{blend}/{name}" for name in names if blend]
-
-    return inputs
-
-
-def evaluation_of(wildcards):
-    return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in SCORED else []
-
-
-def measured_of(wildcards):
-    """What held-out rows gave, of prompts or of written answers."""
-    return f"{RESULTS}/{wildcards.stage}/eval.json" if wildcards.stage in {*SCORED, *WRITTEN} else []
 
 
 def resources_of(stage):
-    return SITE.resources_of(stage, RECIPE.settings_of(stage))
+    return SITE.resources_of(stage, GRAPH[stage].settings)
 
 
 def trainings_of(wildcards):

@@ -102,15 +102,12 @@ use rule fill as fill_with_test with:
         blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].has_test),
 
 
-def splits_of_blend(wildcards):
-    """A blend's splits, in the order of its rows."""
-    names = ["train", "test", "val"] if RECIPE.blends[wildcards.blend].has_test else ["train", "val"]
-    return [f"{RESULTS}/data/{wildcards.blend}/{name}-split.jsonl" for name in names]
+SPLITS = ("train-split.jsonl", "test-split.jsonl", "val-split.jsonl")
 
 
 rule filled:
     input:
-        splits_of_blend,
+        of("itself", *SPLITS),
     output:
         f"{RESULTS}/data/filled/{{blend}}.jsonl",
     log:
@@ -135,7 +132,7 @@ rule check:
     input:
         settings=f"{SETTINGS}/check/{{blend}}.json",
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
-        splits=ancient(splits_of_blend),
+        splits=ancient(of("itself", *SPLITS)),
     output:
         f"{RESULTS}/data/{{blend}}/check.json",
     log:

@@ -10,52 +10,6 @@ def source_of(wildcards):
     return RECIPE.blends[wildcards.blend].generated
 
 
-def exports_of_models(wildcards):
-    """The exports that respond to a generated blend's prompts."""
-    return [f"{RESULTS}/{name}/hf/record.json" for name in source_of(wildcards).models]
-
-
-def gates_of_models(wildcards):
-    """The gates of the stages among these: nothing is sampled from what is not gone on with."""
-    return [f"{RESULTS}/{name}/gate.json" for name in source_of(wildcards).models if not RECIPE.model_named(name)]
-
-
-def export_of_ranker(wildcards):
-    """The export of the reward model that ranks the responses, if any."""
-    rank = RECIPE.blends[wildcards.blend].select.rank
-    return f"{RESULTS}/{rank.by}/hf/record.json" if rank else []
-
-
-def of_prompts(name):
-    """An input function: a file of the blend of the prompts."""
-    return lambda wildcards: f"{RESULTS}/data/{source_of(wildcards).prompts}/{name}"
-
-
-def held_out_of(wildcards):
-    """The splits whose prompts may not come in: held out of the prompts' blend, or scored by all stages."""
-    prompts = source_of(wildcards).prompts
-    splits = [f"{RESULTS}/data/{blend}/val-split.jsonl" for blend in dict.fromkeys([prompts, *EVALUATION_BLENDS])]
-    tested = [blend for blend in dict.fromkeys([prompts, *TESTED_BLENDS]) if RECIPE.blends[blend].has_test]
-    return splits + [f"{RESULTS}/data/{blend}/test-split.jsonl" for blend in tested]
-
-
-def shards_of(suffix):
-    """An input function: a file of each shard of a generated blend's responses."""
-
-    def inputs(wildcards):
-        shards = source_of(wildcards).shards
-        return [
-            f"{RESULTS}/data/{wildcards.blend}/generated/samples/{number}-of-{shards}{suffix}"
-            for number in range(1, shards + 1)
-        ]
-
-    return inputs
-
-
-def settings_of_generating(wildcards):
-    return [f"{SETTINGS}/generated/{wildcards.blend}/{step}.json" for step in GENERATING]
-
-
 def runtime_of_sampling(wildcards):
     """The minutes of a shard's job."""
     return source_of(wildcards).runtime or SAMPLING_RESOURCES.get("runtime", 0)
@@ -69,11 +23,12 @@ def group_options():
 rule sample:
     input:
         settings=f"{SETTINGS}/generated/{{blend}}/sample.json",
-        exports=exports_of_models,
-        gates=ancient(gates_of_models),
-        manifest=of_prompts("manifest.json"),
-        prompts=ancient(of_prompts("train-split.jsonl")),
-        held_out=ancient(held_out_of),
+        exports=of("models", EXPORT),
+        gates=ancient(of("models", "gate.json")),
+        manifest=of("prompts", "manifest.json"),
+        prompts=ancient(of("prompts", "train-split.jsonl")),
+        held_out=ancient(of("held_out", "val-split.jsonl")),
+        tested=ancient(of("held_out_tests", "test-split.jsonl")),
     output:
         responses=f"{MADE}/samples/{{shard}}.parquet",
         counts=f"{MADE}/samples/{{shard}}.json",
@@ -99,14 +54,19 @@ rule sample:
         group=group_options(),
     shell:
         "{params.python:q} -m scripts.sampling.sample --recipe {params.recipe:q} --blend {wildcards.blend:q}"
-        " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} --gates {input.gates:q} --shard {wildcards.shard:q}"
+        " --exports {input.exports:q} --prompts {input.prompts:q} --held-out {input.held_out:q} {input.tested:q} --gates {input.gates:q} --shard {wildcards.shard:q}"
         " --engine {params.engine} --threads {threads} --accelerator {params.accelerator:q} --store {params.store:q}"
         " {params.group:q} --output {output.responses:q} 2>&1 | (tee -p {log:q} || :)"
 
 
 def of_judging(name):
     """A resource function: what the judging of a blend asks for under this name; a reward model has a training node."""
-    return lambda wildcards: (MODEL_RESOURCES if RECIPE.blends[wildcards.blend].select.rank else LIGHT).get(name)
+
+    def value(wildcards):
+        asked = MODEL_RESOURCES if node_of(wildcards).rankers else LIGHT
+        return asked.get(name)
+
+    return value
 
 
 # The settings hold a hash of the environments' code; the manifest speaks for the rows, whose gold answers a reward
@@ -114,10 +74,10 @@ def of_judging(name):
 rule judge:
     input:
         settings=f"{SETTINGS}/generated/{{blend}}/judge.json",
-        responses=shards_of(".parquet"),
-        ranker=export_of_ranker,
-        manifest=of_prompts("manifest.json"),
-        prompts=ancient(of_prompts("train-split.jsonl")),
+        responses=of("shards", ".parquet"),
+        ranker=of("rankers", EXPORT),
+        manifest=of("prompts", "manifest.json"),
+        prompts=ancient(of("prompts", "train-split.jsonl")),
     output:
         f"{MADE}/judged.parquet",
     log:
@@ -145,11 +105,11 @@ rule judge:
 
 rule select:
     input:
-        settings=settings_of_generating,
+        settings=expand(f"{SETTINGS}/generated/{{{{blend}}}}/{{step}}.json", step=GENERATING),
         judged=f"{MADE}/judged.parquet",
-        counts=ancient(shards_of(".json")),
-        makers=lambda wildcards: [f"{RESULTS}/{name}/hf/record.json" for name in RECIPE.blends[wildcards.blend].makers],
-        prompts=ancient(of_prompts("train-split.jsonl")),
+        counts=ancient(of("shards", ".json")),
+        makers=of("makers", EXPORT),
+        prompts=ancient(of("prompts", "train-split.jsonl")),
     output:
         rows=f"{MADE}/{{blend}}.jsonl",
         record=f"{MADE}/record.json",

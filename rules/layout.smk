@@ -4,7 +4,7 @@
 rule layout:
     input:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
-        splits=splits_of_blend,
+        splits=of("itself", *SPLITS),
     output:
         folder=directory(f"{RESULTS}/data/{{blend}}/dataset"),
         manifest=f"{RESULTS}/data/{{blend}}/dataset/manifest.json",

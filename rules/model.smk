@@ -1,7 +1,7 @@
 # A pretrained model becomes an export like a stage's, from which stages without a parent start, or which they learn from.
 from scripts.model.model_source import sync_source
 
-PRETRAINED = RECIPE.pretrained
+PRETRAINED = GRAPH.pretrained
 if workflow.is_main_process:
     for name, model in PRETRAINED.items():
         sync_source(model, Path(RESULTS, name))

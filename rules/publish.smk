@@ -4,19 +4,14 @@ TRACKED = STAGES if CONFIG.tracking else []
 TRACKING = CONFIG.tracking.model_dump(exclude_none=True) if CONFIG.tracking else {}
 
 
-def test_of(wildcards):
-    """The scores on test rows of what the chain ends with."""
-    return f"{RESULTS}/{wildcards.stage}/test.json" if wildcards.stage in TESTED else []
-
-
 rule card:
     input:
         settings=f"{SETTINGS}/card.json",
         export=f"{RESULTS}/{{stage}}/hf/record.json",
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
-        evaluation=measured_of,
-        benchmarks=benchmarks_of_tasks,
-        test=test_of,
+        evaluation=of("measured", "eval.json"),
+        benchmarks=of("itself", TASK_SCORES),
+        test=of("itself", "test.json"),
         gate=f"{RESULTS}/{{stage}}/gate.json",
     output:
         f"{RESULTS}/{{stage}}/card.md",

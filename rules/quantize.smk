@@ -1,5 +1,5 @@
 # Exports for serving, quantised beside the stage's own, and scored like it: the stage's scores are those before.
-QUANTIZED = [name for name in TRAINED if RECIPE.settings_of(name).quantize]
+QUANTIZED = [start.name for start in GRAPH.jobs if start.settings.quantize]
 
 
 rule quantize:

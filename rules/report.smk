@@ -33,23 +33,6 @@ def page(path, category, caption, labels):
     return report(f"{RESULTS}/{path}", category=category, labels=labels, caption=captions)
 
 
-def rollouts_of(wildcards):
-    return f"{RESULTS}/{wildcards.stage}/rollouts.parquet" if wildcards.stage in SCORED else []
-
-
-def benchmarks_of_tasks(wildcards):
-    """A stage's scores on the recipe's tasks."""
-    return f"{RESULTS}/{wildcards.stage}/benchmarks.json" if TASKS else []
-
-
-def quantized_scores(wildcards):
-    """The scores of a stage's quantised export."""
-    made = {"eval.json": SCORED, "benchmarks.json": BENCHMARKED} if wildcards.stage in QUANTIZED else {}
-    return [
-        f"{RESULTS}/{wildcards.stage}/quantized/{name}" for name, stages in made.items() if wildcards.stage in stages
-    ]
-
-
 def stage_labels(wildcards):
     """Labels of a stage's page in the report; the number keeps the chain's order when they are sorted."""
     place = str(TRAINED.index(wildcards.stage) + 1).rjust(len(str(len(TRAINED))), "0")
@@ -62,15 +45,15 @@ rule stage_page:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
         metrics=f"{RESULTS}/{{stage}}/metrics.parquet",
         config=f"{RESULTS}/{{stage}}/config.yaml",
-        parent_config=of_parent("config.yaml"),
-        preflight=preflight_of,
-        evaluation=evaluation_of,
-        rollouts=ancient(rollouts_of),
+        parent_config=of("parents", "config.yaml"),
+        preflight=of("stage_node", "preflight.json"),
+        evaluation=of("scored", "eval.json"),
+        rollouts=ancient(of("scored", "rollouts.parquet")),
         gate=f"{RESULTS}/{{stage}}/gate.json",
         criteria=f"{RESULTS}/{{stage}}/criteria.json",
-        manifest=of_blend("manifest.json"),
-        benchmarks=benchmarks_of_tasks,
-        quantized=quantized_scores,
+        manifest=of("rows", "manifest.json"),
+        benchmarks=of("itself", TASK_SCORES),
+        quantized=of("itself", "quantized/eval.json", f"quantized/{TASK_SCORES}"),
     output:
         page("{stage}/stage.html", "Stages", "stage", stage_labels),
     log:

@@ -35,7 +35,7 @@ def needed_packages():
     if CONFIG.tracking:
         yield "wandb", "tracking in config/config.yaml"
     for name in sorted(stages_to_train()):
-        settings = RECIPE.settings_of(name)
+        settings = GRAPH[name].settings
         if settings.backend == "trl" and settings.python_on(SITE) == "python":
             yield "trl", f"stage {name} (backend trl)"
 
@@ -48,7 +48,7 @@ def check_before_submitting():
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
     if lacking := [*lacking_rows(RECIPE, Path(RESULTS)), *store_refusals(CONFIG.store)]:
         raise UserError("\n  ".join(lacking))
-    for line in doubts(RECIPE, Path(RESULTS), sorted({*map(RECIPE.stage_trained, stages_to_train())})):
+    for line in doubts(RECIPE, Path(RESULTS), sorted({start.stage for start in GRAPH.starts_of(stages_to_train())})):
         print(line, file=sys.stderr)
     for package, needed_by in needed_packages():
         if find_spec(package) is None:
@@ -60,7 +60,7 @@ def check_before_submitting():
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
             backend_of(stage.config.backend).check_nodes(stage, SITE)
-        beside = {stage: RECIPE.settings_of(stage).nodes_beside for stage in STAGES}
+        beside = {stage: GRAPH[stage].settings.nodes_beside for stage in STAGES}
         check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES}, beside)
         check_budget(PROJECT, stages_to_train())
         if refused := [str(trial) for trial in trials() if trial.is_refused]:

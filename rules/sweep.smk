@@ -4,7 +4,7 @@
 # The records that speak for a candidate, and that a choice publishes of the candidate that it chose.
 SMALL = ["ckpt/record.json", "hf/record.json", "gate.json", "criteria.json", "metrics.parquet", "config.yaml"]
 SMALL += ["benchmarks.json"] if TASKS else []
-SCORED_CHOICES = [name for name in RECIPE.choices if RECIPE.is_scored(name)]
+SCORED_CHOICES = [name for name in RECIPE.choices if GRAPH[name].is_scored]
 OTHER_CHOICES = [name for name in RECIPE.choices if name not in SCORED_CHOICES]
 
 
@@ -12,15 +12,6 @@ CHOOSE = (
     "python -m scripts.evaluate.choose --results {params.results:q} {params.options:q} --store {params.store:q}"
     " --folder {params.folder:q} 2> {log:q}"
 )
-
-
-def of_candidates(*names):
-    """An input function: files of the directories of a choice's candidates."""
-
-    def inputs(wildcards):
-        return expand(f"{RESULTS}/{{stage}}/{{name}}", stage=RECIPE.choices[wildcards.choice].among, name=names)
-
-    return inputs
 
 
 def options_of(wildcards):
@@ -33,8 +24,8 @@ def options_of(wildcards):
 checkpoint choose:
     input:
         f"{SETTINGS}/choose/{{choice}}.json",
-        of_candidates(*SMALL, "eval.json"),
-        ancient(of_candidates("rollouts.parquet")),
+        of("before", *SMALL, "eval.json"),
+        ancient(of("before", "rollouts.parquet")),
     output:
         directory(expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=["ckpt", "hf"])),
         expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=[*SMALL, "eval.json", "rollouts.parquet"]),
@@ -57,7 +48,7 @@ checkpoint choose:
 checkpoint choose_written:
     input:
         f"{SETTINGS}/choose/{{choice}}.json",
-        of_candidates(*SMALL),
+        of("before", *SMALL),
     output:
         directory(expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=["ckpt", "hf"])),
         expand(f"{RESULTS}/{{{{choice}}}}/{{name}}", name=SMALL),

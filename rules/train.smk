@@ -16,25 +16,18 @@ def python_of(wildcards):
     return settings_of(wildcards).python_on(SITE)
 
 
-def export_of_other_backend(wildcards):
-    """The export that a stage starts from where another backend made it, which is looked into first."""
-    parent = parent_of(wildcards)
-    is_other = parent and RECIPE.settings_of(parent).backend != settings_of(wildcards).backend
-    return of_parent("hf/record.json")(wildcards) if is_other else []
-
-
 # Rows are measured again only with the data: weights before the stage change none, and the manifest speaks for splits.
 rule preflight:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
-        manifest=of_blend("manifest.json"),
-        check=of_blend("check.json"),
-        splits=ancient(of_blend("train-split.jsonl", "val-split.jsonl")),
-        gate=of_starts("gate.json"),
-        parent=ancient(of_starts("ckpt/record.json")),
-        export=ancient(export_of_other_backend),
-        model=ancient(model_of_root),
-        roles=ancient(exports_of_roles),
+        manifest=of("rows", "manifest.json"),
+        check=of("rows", "check.json"),
+        splits=ancient(of("rows", "train-split.jsonl", "val-split.jsonl")),
+        gate=of("starts", "gate.json"),
+        parent=ancient(of("starts", "ckpt/record.json")),
+        export=ancient(of("foreign", EXPORT)),
+        model=ancient(of("model", EXPORT)),
+        roles=ancient(of("others", EXPORT)),
     output:
         f"{RESULTS}/{{stage}}/preflight.json",
     log:
@@ -45,25 +38,6 @@ rule preflight:
     shell:
         "python -m scripts.train.preflight --recipe {params.recipe:q} --results {params.results:q}"
         " --stage {wildcards.stage:q} --site {params.site:q} --python {params.python:q} --output {output:q} 2> {log:q}"
-
-
-def images_of_stage(wildcards):
-    """The mark of the images that a stage trains on, which are made again when they are gone."""
-    blend = settings_of(wildcards).blend
-    folders = {"mmpr": "MMPR", "mmpr_tiny": "MMPR-Tiny"}
-    folder = folders.get(RECIPE.blends[blend].format) if blend else None
-    return [f"{RESULTS}/data/{blend}/{folder}/images/.extracted.json"] if folder else []
-
-
-def preflight_of(wildcards):
-    """What was checked before the stage trains, for all of its checkpoints."""
-    return f"{RESULTS}/{RECIPE.stage_trained(wildcards.stage)}/preflight.json"
-
-
-def stage_of_checkpoint(wildcards):
-    """The record of the stage that trains an earlier checkpoint, which waits for it."""
-    early = RECIPE.checkpoints.get(wildcards.stage)
-    return f"{RESULTS}/{early.stage}/ckpt/record.json" if early else []
 
 
 def purpose_of_job(wildcards):
@@ -106,13 +80,14 @@ rule train:
     input:
         config=f"{RESULTS}/{{stage}}/config.yaml",
         settings=f"{SETTINGS}/train/{{stage}}.json",
-        manifest=of_blend("manifest.json"),
-        parent=starting_export,
-        roles=exports_of_roles,
-        split=ancient(of_blend("train-split.jsonl")),
-        images=ancient(images_of_stage),
-        preflight=ancient(preflight_of),
-        before=ancient(stage_of_checkpoint),
+        manifest=of("rows", "manifest.json"),
+        parent=of("origin", EXPORT),
+        roles=of("others", EXPORT),
+        split=ancient(of("rows", "train-split.jsonl")),
+        # The mark of the images, which are made again when they are gone.
+        images=ancient(of("rows", *IMAGE_MARKS.values())),
+        preflight=ancient(of("stage_node", "preflight.json")),
+        before=ancient(of("waits_for", "ckpt/record.json")),
     output:
         ckpt=directory(f"{RESULTS}/{{stage}}/ckpt"),
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
@@ -146,7 +121,11 @@ rule train:
 
 def of_converting(name):
     """A resource function: what a conversion asks for under this name."""
-    return lambda wildcards: one_node_resources(SITE.for_stage(wildcards.stage))[name]
+
+    def value(wildcards):
+        return one_node_resources(SITE.for_stage(wildcards.stage))[name]
+
+    return value
 
 
 # One whole node: the backend's converter runs on its GPUs, or needs all its memory.

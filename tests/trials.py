@@ -52,7 +52,7 @@ def ready_stages(root: Path, model: Path, policy: dict[str, Any] | None = None) 
     Stages(results / "data", root / "trials.yaml")
     for blend in recipe.blends:
         note_made(recipe, results, blend)
-    for name, pretrained in recipe.pretrained.items():
+    for name, pretrained in recipe.graph.pretrained.items():
         export_pretrained(pretrained, results / name / "hf")
     return {name: Stage(recipe, results, name) for name in recipe.stages}
 

@@ -79,7 +79,7 @@ def main(
     """Quantise an export."""
     record, folder = read_record(export, ExportRecord), exported_model(export)
     name = export.parents[1].name
-    settings, exports = load_recipe(recipe).settings_of(name).quantize, folder.resolve().parent
+    settings, exports = load_recipe(recipe).graph[name].settings.quantize, folder.resolve().parent
     with temporary_directory(exports / "incoming") as fresh:
         quantise(folder, settings, fresh)
         files = describe_files(fresh)

@@ -74,7 +74,7 @@ def _readable(text: str) -> str:
 
 def _decoding(project: Project, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the Sampler's settings: the stage's, over them those of held-out scores, over them the options."""
-    policy = getattr(project.recipe.settings_of(arguments.stage), "policy", None)
+    policy = getattr(project.recipe.graph[arguments.stage].settings, "policy", None)
     asked = {"temperature": 0.0, "chat_template_kwargs": policy.tokenizer.chat_template_kwargs if policy else {}}
     asked["stop_token_ids"] = policy.generation.stop_token_ids if hasattr(policy, "generation") else []
     if project.recipe.evaluation is not None:

@@ -39,7 +39,7 @@ def problems(recipe: Recipe, results: Path, site: Site) -> list[str]:
 
     That is missing or unfit models, missing templates and packages, unusable environments.
     """
-    checks = [partial(_check_model, model, results / name) for name, model in recipe.pretrained.items()]
+    checks = [partial(_check_model, model, results / name) for name, model in recipe.graph.pretrained.items()]
     checks += [partial(check_text, name, path) for name, path in own_environments(recipe).items()]
     found = []
     for check in checks:
@@ -99,7 +99,7 @@ def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
     """Return a warning for each likely mistake in the stages' settings, with the stages that share it."""
     said: dict[str, list[str]] = {}
     for name in stages:
-        settings = recipe.settings_of(name)
+        settings = recipe.graph[name].settings
         found = settings.doubts
         if isinstance(recipe.model, PretrainedModel):
             found = [*found, *backend_of(settings.backend).doubts(Stage(recipe, results, name))]

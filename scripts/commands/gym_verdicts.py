@@ -26,7 +26,8 @@ def doubtful(recipe: Recipe, results: Path, root: Path | None = None) -> Iterato
 
     `results` is the run's folder, and `root` that of all runs.
     """
-    for stage in (Stage(recipe, results, name, root=root) for name in recipe.stage_order()):
+    for node in recipe.graph.order:
+        stage = Stage(recipe, results, node.name, root=root)
         with suppress(UserError):  # of damaged records, which other checks name
             yield from _of_training(recipe, stage)
             yield from _of_scores(recipe, stage)
@@ -52,7 +53,7 @@ def _of_training(recipe: Recipe, stage: Stage) -> Iterator[str]:
         return
     shown = ", ".join(f"{step} ({share:.0%})" for step, share in [*found.items()][:SHOWN])
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    later = [name for name in recipe.descendants_of(stage.name) if name != stage.name]
+    later = [node.name for node in recipe.graph.descendants(stage.node) if node.name != stage.name]
     also = f"; so may {', '.join(later)}, trained from it" if later else ""
     yield (
         f"{stage.name}: may have learnt from wrong verdicts of NeMo-Gym, which an earlier version took: responses of "

@@ -108,7 +108,7 @@ def dry_run_text(project: Project, names: set[str]) -> str:
 
     Snakemake plans no job behind a choice that may fall as before; the plan has the stages there too.
     """
-    plan = planned_stages(project, {*map(project.recipe.stage_trained, names)})
+    plan = planned_stages(project, {project.recipe.graph[name].stage for name in names})
     is_idle = all(stage.state.state == "fresh" for stage in plan)
     lines = ["no stage trains"] if is_idle else _totals(project, plan)
     lines += doubts(project.recipe, project.results, _to_train(plan))
@@ -150,9 +150,9 @@ def _longest_path(project: Project, to_train: dict[str, Estimate]) -> list[str]:
     def hours(path: list[str]) -> float:
         return sum(to_train[name].hours for name in path)
 
-    for name in project.recipe.stage_order():
-        before = max((paths[each] for each in sorted(project.recipe.stages_before(name))), key=hours, default=[])
-        paths[name] = [*before, *([name] if name in to_train else [])]
+    for stage in project.recipe.graph.order:
+        before = max((paths[each] for each in sorted(stage.trained_before)), key=hours, default=[])
+        paths[stage.name] = [*before, *([stage.name] if stage.name in to_train else [])]
     longest = max(paths.values(), key=hours)
     if len(longest) == len(to_train):
         return []
@@ -221,7 +221,7 @@ def beyond_budget(project: Project, to_train: dict[str, Estimate], to_come: list
     Of the samplings `to_come` those for rows of the stages count.
     """
     site, recipe = project.site, project.recipe
-    blends = {blend for name in to_train for blend in recipe.prompts_behind(recipe.stages[name].blend)}
+    blends = {behind.name for name in to_train for rows in recipe.graph[name].rows for behind in rows.lineage}
     sampled = sum(each.gpu_hours for each in to_come if each.blend in blends)
     needed = sampled + sum(left.gpu_hours for left in to_train.values())
     budget = site.slurm.budget_gpu_hours if site.slurm else None
@@ -243,7 +243,8 @@ def check_budget(project: Project, stages: Collection[str] | None = None) -> Non
 
     `stages` names the stages and checkpoints of a call's training jobs (default: all).
     """
-    asked = {*project.recipe.stages} if stages is None else {*map(project.recipe.stage_trained, stages)}
+    graph = project.recipe.graph
+    asked = {start.stage for start in graph.starts_of(graph.stages if stages is None else stages)}
     to_come = samplings(project.recipe, project.results, project.site, project.states)
     if words := beyond_budget(project, _to_train(planned_stages(project, asked)), to_come):
         raise UserError(words)

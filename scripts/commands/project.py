@@ -36,7 +36,7 @@ class Project:
 
     def stages(self) -> list[Stage]:
         """Return every stage, parents first."""
-        return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.stage_order()]
+        return [Stage(self.recipe, self.results, name, root=self.root) for name in self.recipe.graph.stage_names]
 
     def states(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""

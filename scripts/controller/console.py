@@ -146,7 +146,7 @@ class Console(logging.Filter):
         return f"{target}: no rule makes it; {f'did you mean {close[0]}?' if close else some}"
 
     def _files(self, rule: Any) -> Iterator[str]:
-        values = {"stage": [*self.recipe.stages, *self.recipe.checkpoints], "blend": [*self.recipe.blends]}
+        values = {"stage": [start.name for start in self.recipe.graph.jobs], "blend": [*self.recipe.blends]}
         for output in rule.output:
             pattern, names = strip_wildcard_constraints(str(output)), sorted(output.get_wildcard_names())
             if set(names) <= values.keys():

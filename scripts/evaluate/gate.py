@@ -224,7 +224,7 @@ def main(
     benchmarks: Annotated[Path | None, "benchmarks.json, where a criterion is of it"] = None,
 ) -> None:
     """Judge a stage by the recipe's criteria."""
-    settings, model = load_recipe(recipe).settings_of(stage), StagePaths(output.parent).sibling(MODEL).export
+    settings, model = load_recipe(recipe).graph[stage].settings, StagePaths(output.parent).sibling(MODEL).export
     logged = read_table(metrics, METRICS).to_pylist()
     held_out = read_record(evaluation, Evaluation) if evaluation else None
     tasks = read_record(benchmarks, Benchmarks) if benchmarks else None

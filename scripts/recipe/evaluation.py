@@ -118,24 +118,6 @@ class Evaluation(Sampling):
         is_asked = name in self.stages if self.stages else not stage.is_converted
         return self.max_new_tokens is not None and stage.answers_prompts and is_asked
 
-    def blends_in(self, recipe: "Recipe") -> list[str]:
-        """Return the blends of the scored validation rows."""
-        if self.max_new_tokens is None:
-            return []
-        return self.blends or [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
-
-    def tested_blends(self, recipe: "Recipe") -> list[str]:
-        """Return the blends of the scored test rows; none without `test`."""
-        return [name for name in self.blends_in(recipe) if self.test and recipe.blends[name].has_test]
-
-    def tested_stages(self, recipe: "Recipe") -> list[str]:
-        """Return the chain's ends, scored on test rows: stages and choices, no variant of a sweep."""
-        inner = {recipe.stage_trained(start) for stage in recipe.stages.values() for start in stage.starts}
-        inner |= {name for choice in recipe.choices.values() for name in choice.among}
-        inner |= {name for sweep in recipe.sweeps.values() for name in sweep}
-        ends = [name for name in (*recipe.stages, *recipe.choices) if name not in inner and recipe.is_scored(name)]
-        return ends if self.test else []
-
     def check_in(self, recipe: "Recipe") -> None:
         """PydanticCustomError where no stage or no row can be scored, or stages that sample are scored by nothing."""
         if self.max_new_tokens is None:
@@ -147,19 +129,20 @@ class Evaluation(Sampling):
         for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
             for name in getattr(self, key) or ():
                 refuse_misnamed(f"evaluation.{key}", what, name, known)
-        if not any(map(recipe.is_scored, recipe.stages)):
+        if not any(stage.is_scored for stage in recipe.graph.order):
             says = "name the `stages` for transformers to load, or score by `tasks` alone"
             raise invalid(f"only NeMo-RL trains here; {says}", "evaluation")
-        if not self.blends_in(recipe):
+        scored = [rows.name for rows in recipe.graph.scored_rows]
+        if not scored:
             more = "leave max_new_tokens out: held-out rows of written answers give the validation loss by themselves"
             raise invalid(f"no blend of prompts to take held-out rows from; {more}", "evaluation")
-        scored = [name for blend in self.blends_in(recipe) for name in recipe.blends[blend].environments]
+        known = [name for blend in scored for name in recipe.blends[blend].environments]
         for name, stage in recipe.stages.items():
             for place, criterion in enumerate(stage.gate):
                 at = f"stages.{name}.gate.{place}.environment"
-                refuse_misnamed(at, "held-out environment", criterion.environment, scored)
-        if self.test and not self.tested_blends(recipe):
-            names = ", ".join(self.blends_in(recipe))
+                refuse_misnamed(at, "held-out environment", criterion.environment, known)
+        if self.test and not recipe.graph.tested_rows:
+            names = ", ".join(scored)
             raise invalid(f"no blend that is scored has test rows; give one of {names} `test: 200`", "evaluation.test")
-        if self.test and not self.tested_stages(recipe):
+        if self.test and not recipe.graph.ends:
             raise invalid("the chain ends in variants; say best: held_out_mean beside sweep", "evaluation.test")

@@ -176,19 +176,18 @@ def servers_elsewhere(judging: "GeneratedSource | Evaluation") -> dict[str, str]
 def checked_in(recipe: "Recipe", name: str) -> "Blend":
     """Return a generated blend with its prompts' environments; PydanticCustomError where nothing makes or judges it."""
     blend, at = recipe.blends[name], f"blends.{name}"
-    names = recipe.prompts_behind(name)
+    names = [rows.name for rows in recipe.graph.rows(name).lineage]
     prompts = recipe.blends[names[-1]]
     if prompts.generated:
         refuse_misnamed(f"blends.{names[-1]}.source.prompts", "blend", prompts.generated.prompts, recipe.blends)
         circle = " -> ".join([*names, prompts.generated.prompts])
         raise invalid(f"the blends take their prompts from each other: {circle}", f"{at}.source.prompts")
-    trained = {*recipe.stages, *recipe.checkpoints, *recipe.choices}
     for maker in blend.makers:
         is_judge = blend.select.rank is not None and maker == blend.select.rank.by
         where = f"{at}.select.rank.by" if is_judge else f"{at}.source.by"
-        if not recipe.model_named(maker):
-            refuse_misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models], trained)
-        if maker in trained and recipe.settings_of(maker).answers_prompts == is_judge:
+        refuse_misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models], recipe.graph.names)
+        settings = recipe.graph[maker].settings
+        if settings and settings.answers_prompts == is_judge:
             does = "answers prompts and ranks nothing" if is_judge else "is a reward model, which answers no prompts"
             raise invalid(f"{maker} {does}", where)
     if prompts.format != "jsonl":

@@ -23,6 +23,8 @@ EXPORT = "hf/record.json"
 """The record of a start's export, below its folder."""
 TASK_SCORES = "benchmarks.json"
 """The scores of an export on the recipe's tasks, below its folder."""
+IMAGE_MARKS = {"mmpr": "MMPR/images/.extracted.json", "mmpr_tiny": "MMPR-Tiny/images/.extracted.json"}
+"""The mark of a blend's images, below the folder of its rows, by the blend's format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +41,7 @@ class Node:
 
     def has(self, file: str) -> bool:
         """Whether the folder comes to hold a file, by its path below the folder."""
-        raise NotImplementedError
+        return True
 
     def files(self, *names: str) -> list[str]:
         """Return the paths below the results of those of the files that the folder comes to hold."""
@@ -52,14 +54,22 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
+class ShardNode(Node):
+    """A part of the responses that a blend's rows are selected from; its files differ in their suffixes."""
+
+    @property
+    def folder(self) -> str:
+        """The path of the files without their suffixes, below the results."""
+        return f"data/{self.name}"
+
+    def files(self, *names: str) -> list[str]:
+        """Return the paths below the results of the files with suffixes."""
+        return [f"{self.folder}{suffix}" for suffix in names]
+
+
+@dataclass(frozen=True, eq=False)
 class RowsNode(Node):
     """The rows of a blend: published or synthesized, or made by models from the prompts of another blend."""
-
-    IMAGES: ClassVar = {
-        "mmpr": "MMPR/images/.extracted.json",
-        "mmpr_tiny": "MMPR-Tiny/images/.extracted.json",
-    }
-    """The mark of a blend's images, by the format of the blend."""
 
     @property
     def blend(self) -> Blend:
@@ -73,8 +83,8 @@ class RowsNode(Node):
 
     def has(self, file: str) -> bool:
         """Whether the folder comes to hold a file: all but another format's images, and test rows by the blend."""
-        if file in self.IMAGES.values():
-            return self.IMAGES.get(self.blend.format) == file
+        if file in IMAGE_MARKS.values():
+            return IMAGE_MARKS.get(self.blend.format) == file
         return self.blend.has_test or file != "test-split.jsonl"
 
     @property
@@ -116,6 +126,14 @@ class RowsNode(Node):
         """The starts that make these rows, and the prompts of these rows, each once."""
         makers = [maker for rows in self.lineage for maker in rows.makers]
         return tuple(dict.fromkeys(makers))
+
+    @property
+    def shards(self) -> tuple["ShardNode", ...]:
+        """The parts in which models respond to the prompts; none of rows that are published or synthesized."""
+        source = self.blend.generated
+        count = source.shards if source else 0
+        names = [f"{self.name}/generated/samples/{number}-of-{count}" for number in range(1, count + 1)]
+        return tuple(ShardNode(self.graph, name) for name in names)
 
     @property
     def held_out(self) -> tuple["RowsNode", ...]:
@@ -209,18 +227,22 @@ class ModelNode(Start):
 class Trained(Start):
     """A start that stages train: its folder has a checkpoint, a gate and scores as well."""
 
+    QUANTIZED_SCORES: ClassVar[tuple[str, ...]] = ()
+    """The scores that a quantised export gets too, where there is one."""
+
     @cached_property
     def _lacking(self) -> frozenset[str]:
         """The files that other trained starts have, and this one has not."""
-        gets_scores = {
+        has_task_scores = self.graph.has_tasks and self.settings.answers_prompts
+        has = {
             "rollouts.parquet": self.is_scored,
             "eval.json": self.is_scored or self.settings.validates,
-            TASK_SCORES: self.graph.has_tasks and self.settings.answers_prompts,
+            "test.json": self in self.graph.ends,
+            TASK_SCORES: has_task_scores,
         }
-        has = dict(gets_scores)
-        for file, gets in gets_scores.items():
-            has[f"quantized/{file}"] = gets and self.settings.quantize is not None
-        has["test.json"] = self in self.graph.ends
+        scores = self.QUANTIZED_SCORES if self.settings.quantize else ()
+        has["quantized/eval.json"] = self.is_scored and "eval.json" in scores
+        has[f"quantized/{TASK_SCORES}"] = has_task_scores and TASK_SCORES in scores
         return frozenset(file for file, is_there in has.items() if not is_there)
 
     def has(self, file: str) -> bool:
@@ -243,6 +265,12 @@ class Trained(Start):
     def origin(self) -> tuple[Start, ...]:
         """The start whose export the training starts from; none where it makes its model."""
         return self.parents or self.model
+
+    @property
+    def draws_by_seed(self) -> bool:
+        """Whether the weights follow from the seed: whether anything but a model's dropout is drawn."""
+        settings = [parent.settings for parent in self.parents]
+        return self.settings.draws_by_seed(not self.origin, *settings)
 
     @property
     def roles(self) -> dict[str, Start]:
@@ -340,6 +368,8 @@ class Trained(Start):
 class StageNode(Trained):
     """A stage of the recipe, a variant of a sweep or a merge included."""
 
+    QUANTIZED_SCORES = ("eval.json", TASK_SCORES)
+
     @property
     def settings(self) -> StageSettings:
         """The settings of the stage."""
@@ -365,6 +395,8 @@ class StageNode(Trained):
 @dataclass(frozen=True, eq=False)
 class CheckpointNode(Trained):
     """A stage as of an earlier step."""
+
+    QUANTIZED_SCORES = ("eval.json",)
 
     @property
     def checkpoint(self) -> CheckpointOf:
@@ -484,6 +516,11 @@ class Graph:
         return tuple(self.rows(blend) for blend in blends if blend in self.blends)
 
     @property
+    def names(self) -> set[str]:
+        """The names of all starts."""
+        return {*self.stages, *self.checkpoints, *self.choices, *self.models}
+
+    @property
     def trained(self) -> tuple[Trained, ...]:
         """The stages, checkpoints and choices, in the recipe's order."""
         return self.starts_of((*self.stages, *self.checkpoints, *self.choices))
@@ -500,6 +537,11 @@ class Graph:
     def order(self) -> tuple[StageNode, ...]:
         """The stages, each after those that it needs, otherwise in the recipe's order; CycleError for a cycle."""
         return tuple(start for start in self._in_order if start.name in self.stages)
+
+    @property
+    def stage_names(self) -> list[str]:
+        """The names of the stages, in order."""
+        return [stage.name for stage in self.order]
 
     @property
     def jobs(self) -> tuple[Trained, ...]:

@@ -8,7 +8,7 @@ cluster.
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -225,71 +225,6 @@ class Recipe(Strict):
         """Return the rows that stages train on, with the rows of their prompts."""
         return {each for stage in stages for rows in self.graph[stage].rows for each in rows.lineage}
 
-    def _lineage(self, name: str) -> set[str]:
-        """Return a stage, checkpoint or choice with all ancestors."""
-        found, left = set[str](), [name]
-        while left:
-            if (each := left.pop()) not in found:
-                found.add(each)
-                left += self._before(each)
-        return found
-
-    def descendants_of(self, name: str) -> list[str]:
-        """Return a stage, and the stages that start from it or from its descendants, parents first."""
-        return [each for each in self.stage_order() if name in self._lineage(each)]
-
-    def _before(self, name: str) -> list[str]:
-        """Return a stage's starts that are no models, a checkpoint's stage or a choice's candidates."""
-        if name in self.choices:
-            return self.choices[name].among
-        if name in self.checkpoints:
-            return [self.checkpoints[name].stage]
-        starts = [*self.stages[name].starts, *self.makers_of(self.stages[name].blend)]
-        return [*dict.fromkeys(start for start in starts if not self.model_named(start))]
-
-    def makers_of(self, blend: str | None) -> list[str]:
-        """Return the models that make a blend's rows, and the prompts of these rows, by name."""
-        return [*dict.fromkeys(maker for name in self.prompts_behind(blend) for maker in self.blends[name].makers)]
-
-    def prompts_behind(self, blend: str | None) -> list[str]:
-        """Return a blend, and of a generated one the blend of its prompts, and so on; nothing for no blend."""
-        found = list[str]()
-        while blend in self.blends and blend not in found:
-            found.append(blend)
-            blend = source.prompts if (source := self.blends[blend].generated) else None
-        return found
-
-    def stages_before(self, name: str) -> set[str]:
-        """Return the stages that train directly before a stage: its starts', and all candidates' of a choice."""
-        return {stage for start in self._before(name) for stage in self.trained_for(start)}
-
-    def trained_for(self, name: str) -> set[str]:
-        """Return the stages that train a start: itself, a checkpoint's, a choice's candidates'; none for a model."""
-        if name in self.stages or self.model_named(name):
-            return {name} & self.stages.keys()
-        return {stage for each in self._before(name) for stage in self.trained_for(each)}
-
-    def model_named(self, name: str) -> PretrainedModel | None:
-        """Return the pretrained model of this name; None for another name."""
-        named = {MODEL: self.model} if isinstance(self.model, PretrainedModel) else {}
-        return (self.models | named).get(name)
-
-    @property
-    def pretrained(self) -> dict[str, PretrainedModel]:
-        """The pretrained models to start from, by name; `model` is the recipe's own."""
-        wanted = {MODEL for stage in self.stages.values() if not stage.parent and stage.starts_from_export(self)}
-        wanted |= {start for stage in self.stages.values() for start in stage.roles.values()}
-        wanted |= {maker for blend in self.blends.values() for maker in blend.makers}
-        return {name: model for name in sorted(wanted) if (model := self.model_named(name))}
-
-    def settings_of(self, name: str) -> StageSettings:
-        """Return the stage's settings; for a checkpoint its stage's, for a choice its first candidate's."""
-        return self.stages[name] if name in self.stages else self.settings_of(self._before(name)[0])
-
-    def stage_trained(self, name: str) -> str:
-        """Return the stage that trains a checkpoint; of a stage its name."""
-        return self.checkpoints[name].stage if name in self.checkpoints else name
-
     @property
     def card_facts(self) -> dict[str, str]:
         """What the recipe tells the model cards, by the option of `scripts.report.card`."""
@@ -298,15 +233,14 @@ class Recipe(Strict):
 
     def _names_refer(self) -> None:
         for name, stage in self.stages.items():
-            trained = {*self.stages, *self.checkpoints, *self.choices}
+            trained = {start.name for start in self.graph.trained}
             refuse_misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages, trained)
-            if stage.parent and stage.answers_prompts and not self.settings_of(stage.parent).answers_prompts:
+            if stage.parent and stage.answers_prompts and not self.graph[stage.parent].settings.answers_prompts:
                 says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
                 raise invalid(says, f"stages.{name}.parent")
             for role, start in stage.roles.items():
-                if not self.model_named(start):
-                    known = [*self.stages, *self.models]
-                    refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, known, trained)
+                known = [*self.stages, *self.models]
+                refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, known, self.graph.names)
             if stage.continues is not None:
                 self._goes_on(name, stage)
             if stage.kind is None:
@@ -322,7 +256,7 @@ class Recipe(Strict):
                     raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
         self._checkpoints_are_reached()
         try:
-            self.stage_order()
+            _ = self.graph.order
         except CycleError as error:
             cycle = " -> ".join(reversed(error.args[1]))
             raise invalid(f"the stages start from each other: {cycle}", "stages") from None
@@ -340,7 +274,7 @@ class Recipe(Strict):
 
     def _goes_on(self, name: str, stage: StageSettings) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
-        before, at = self.settings_of(stage.continues), f"stages.{name}.continues"
+        before, at = self.graph[stage.continues].settings, f"stages.{name}.continues"
         then = before.kept_by_continuing
         for key, value in stage.kept_by_continuing.items():
             if then.get(key) != value:
@@ -410,16 +344,17 @@ class Recipe(Strict):
                 says = f"choose by {HELD_OUT_MEAN}, and bound {choice.by} in the stage's gate"
                 raise invalid(f"best: {choice.by} is gone: {says}, which leaves out what it stops", at)
             refuse_misnamed(at, "score", choice.by, [HELD_OUT_MEAN, *VALIDATED, *tasks])
-            stage = self.settings_of(choice.among[0])
+            candidates = self.graph.starts_of(choice.among)
             if choice.by in VALIDATED:
                 self._is_validated(choice, at)
-            elif choice.by not in tasks and not all(map(self.is_scored, choice.among)):
-                more = "; say best: validation_loss" if stage.validates else ""
+            elif choice.by not in tasks and not all(candidate.is_scored for candidate in candidates):
+                more = "; say best: validation_loss" if candidates[0].settings.validates else ""
                 raise invalid(f"gets no held-out scores, by which the best is to be chosen{more}", at)
 
     def _is_validated(self, choice: Choice, at: str) -> None:
         """Refuse a choice by a figure of held-out rows that a candidate does not have."""
-        for stage in map(self.settings_of, choice.among):
+        for candidate in self.graph.starts_of(choice.among):
+            stage = candidate.settings
             known = [] if not stage.validates else ["validation_loss", *stage.figures]
             if choice.by not in known:
                 has = ", ".join(known) or "none"
@@ -431,18 +366,3 @@ class Recipe(Strict):
         """Return the seed of a stage's training; None: the seed of the backend's config."""
         stage = self.stages[name]
         return next((seed for seed in (stage.seed, self.seed) if seed is not None), stage.default_seed)
-
-    def stage_order(self) -> list[str]:
-        """Return the stages, parents first, otherwise in the recipe's order; CycleError for a cycle."""
-        before = {name: self._before(name) for name in (*self.stages, *self.checkpoints, *self.choices)}
-        return [name for name in TopologicalSorter(before).static_order() if name in self.stages]
-
-    def evaluation_blends(self) -> list[str]:
-        """Return the blends whose validation rows all scored stages answer."""
-        return self.evaluation.blends_in(self) if self.evaluation else []
-
-    def is_scored(self, name: str) -> bool:
-        """Whether a stage, checkpoint or choice gets held-out scores; a model gets none of its own."""
-        if name not in self.stages and not self.model_named(name):
-            return self.is_scored(self._before(name)[0])
-        return name in self.stages and bool(self.evaluation and self.evaluation.scores(name, self.stages[name]))

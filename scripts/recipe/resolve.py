@@ -21,13 +21,14 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     Left out are the names of parent and blend (content counts, in the records), settings of nodes, time limits and
     checkpoint periods, and gates.
     """
-    settings, stage_name = recipe.settings_of(stage_name), recipe.stage_trained(stage_name)
+    node = recipe.graph[stage_name]
+    settings, stage_name = node.settings, node.stage
     values = settings.values_with_effect()
     values |= {"release": settings.release_in(recipe), "seed": recipe.seed_of(stage_name)}
     values |= {name: told for name, told in recipe.model.reading.items() if name in settings.READS}
     if own := own_environments(recipe, stage_name):
         values["environments"] = {name: sha256_file(path) for name, path in own.items()}
-    if not settings.starts_from_export(recipe):
+    if not node.origin:
         values["model"] = settings.first_model(recipe)
     return settings.config_model.model_validate(values)
 
@@ -36,8 +37,8 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     """Return the files of the user's environments by name: a stage's, or all of the recipe."""
     names = recipe.environments.keys()
     if stage_name is not None:
-        blend = recipe.blends.get(recipe.settings_of(stage_name).blend)
-        names = names & blend.environments if blend and blend.kind == "prompts" else set()
+        prompts = [rows.blend for rows in recipe.graph[stage_name].rows if rows.blend.kind == "prompts"]
+        names = names & {name for blend in prompts for name in blend.environments}
     return {name: Path(recipe.environments[name]).absolute() for name in sorted(names)}
 
 

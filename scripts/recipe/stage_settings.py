@@ -15,7 +15,7 @@ from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.lost_texts import TextKind
-from scripts.recipe.model import MODEL, ThoughtMarks
+from scripts.recipe.model import ThoughtMarks
 from scripts.recipe.source import Share
 from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
@@ -332,17 +332,16 @@ class StageSettings(Training):
         """Return the config's `model` of a stage that starts from no export."""
         return recipe.model.model_dump(mode="json")
 
-    def starts_from_export(self, recipe: "Recipe") -> bool:
-        """Whether the stage starts from its parent's or the pretrained model's export."""
-        return self.parent is not None or (self.takes_model and MODEL in recipe.graph.models)
-
     @property
     def shuffles_rows(self) -> bool:
         """Whether rows are taken in another order than the file's."""
         return True
 
-    def draws_by_seed(self, recipe: "Recipe") -> bool:
-        """Whether the stage's weights follow from its seed: whether anything but a model's dropout is drawn."""
+    def draws_by_seed(self, is_fresh: bool, parent: "StageSettings | None" = None) -> bool:
+        """Whether the stage's weights follow from its seed: whether anything but a model's dropout is drawn.
+
+        `is_fresh`: the stage makes its model. `parent`: the settings of the stage that it starts from, if it is one.
+        """
         return True
 
     def check_in(self, recipe: "Recipe", name: str) -> None:

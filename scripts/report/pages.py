@@ -65,7 +65,7 @@ class Variant:
 def main(recipe: Path, results: Annotated[Path, "the run's folder of results"]) -> None:
     """Write the pages of a run; damaged records are printed and left out."""
     loaded = load_recipe(recipe)
-    stages = loaded.stage_order()
+    stages = loaded.graph.stage_names
     sweep_of = {variant: sweep for sweep, variants in loaded.sweeps.items() for variant in variants}
     paths = {name: StagePaths(results / name) for name in (MODEL, *stages, *loaded.choices)}
     read = ((name, readable(paths[name].choice, Choice, tells=True)) for name in loaded.choices)

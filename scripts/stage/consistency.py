@@ -46,7 +46,7 @@ def refuse_damage(recipe: Recipe, results: Path) -> None:
     problems = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
         problems += told(of_blend, results / "data" / blend / "manifest.json")
-    for stage in (*recipe.stages, *recipe.checkpoints, *recipe.choices, MODEL, *recipe.models):
+    for stage in (*(start.name for start in recipe.graph.trained), MODEL, *recipe.models):
         problems += damage_of_stage(StagePaths(results / stage))
     if problems:
         raise UserError("\n".join(["records are damaged, so nothing is done:", *dict.fromkeys(problems)]))

@@ -108,7 +108,7 @@ def samplings(
         return found
     states = states_of()
     for name in recipe.blends:
-        before = {stage for maker in recipe.makers_of(name) for stage in recipe.trained_for(maker)}
+        before = {stage for maker in recipe.graph.rows(name).made_by for stage in maker.trained}
         is_to_come = name in remade or any(states[stage].left != 0 for stage in before)
         if (source := recipe.blends[name].generated) is None or not is_to_come:
             continue
@@ -149,11 +149,14 @@ def seconds_to_score(recipe: Recipe, results: Path, states: Mapping[str, StageSt
         to_come, measured = {}, {}
         records = {blend: results / "data" / blend / "manifest.json" for blend in recipe.blends}
         manifests = {blend: read for blend, path in records.items() if (read := read_if_there(path, Manifest))}
-        for name, settings in recipe.stages.items() if recipe.evaluation else ():
-            paths, begun = StagePaths(results / name), settings.before and recipe.is_scored(settings.before)
-            of_test = recipe.evaluation.tested_blends(recipe) if name in recipe.evaluation.tested_stages(recipe) else []
-            of_scores = recipe.evaluation.blends_in(recipe) if recipe.is_scored(name) else []
-            parts = (paths.evaluation, "validation", of_scores, 1 if begun else 2), (paths.test, "test", of_test, 2)
+        graph = recipe.graph
+        for stage in graph.starts_of(recipe.stages if recipe.evaluation else ()):
+            name = stage.name
+            paths = StagePaths(results / stage.name)
+            of_test = {rows.name for rows in graph.tested_rows if stage in graph.ends}
+            of_scores = {rows.name for rows in graph.scored_rows if stage.is_scored}
+            sampled = 1 if stage.scored_before else 2  # the start is sampled too where it has no scores
+            parts = (paths.evaluation, "validation", of_scores, sampled), (paths.test, "test", of_test, 2)
             batches = [batch for path, *_ in parts for batch in read_lines(path.with_suffix(SAMPLED), Batch)]
             done = sum(len(batch["answers"]) for batch in batches)
             pace = {"responses": done, "seconds": sum(batch["seconds"] for batch in batches)}

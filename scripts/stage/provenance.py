@@ -95,10 +95,10 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
     if stage.parent is None and stage.start_record is not None:
         record["model"] = _model_of(stage.start_record)
     for role, exported in stage.role_records.items():
-        if stage.recipe.model_named(stage.settings.roles[role]):
-            record.setdefault("models", {})[role] = _model_of(exported)
-        else:
+        if stage.node.roles[role].trained:
             record.setdefault("roles", {})[role] = parent_of(stage.roles[role], exported)
+        else:
+            record.setdefault("models", {})[role] = _model_of(exported)
     if stage.config.chat_template is not None:
         content = stage.config.template_sha256 or sha256_text(stage.config.chat_template)
         record["chat_template"] = {"name": stage.settings.chat_template, "sha256": content}

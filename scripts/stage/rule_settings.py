@@ -126,7 +126,7 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
     for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
         named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name))
-        if quantize := recipe.settings_of(name).quantize:
+        if quantize := recipe.graph[name].settings.quantize:
             made = [results / name / "quantized/hf/record.json"]
             named[f"quantize/{name}"] = RuleSettings(quantize.model_dump(mode="json"), made)
     for name, choice in recipe.choices.items():
@@ -227,7 +227,8 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     }
     generated = recipe.blends.keys() - recipe.fetched.keys() - remade
     remade |= {name for name in generated if _is_generated_anew(recipe, results, name, settings)}
-    return {name for name in recipe.blends if not remade.isdisjoint(recipe.prompts_behind(name))}
+    lineages = {name: {rows.name for rows in recipe.graph.rows(name).lineage} for name in recipe.blends}
+    return {name for name, lineage in lineages.items() if not remade.isdisjoint(lineage)}
 
 
 def gone_files(recipe: Recipe, results: Path) -> list[str]:
@@ -519,7 +520,7 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
 
 def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
     """Names of blend and starts, whose files may be older than the checkpoint, amendments, and a loss of its files."""
-    stage = recipe.settings_of(paths.name)
+    stage = recipe.graph[paths.name].settings
 
     def is_other() -> bool:
         """Whether the checkpoint was trained on another blend or from another parent; a choice stands for any."""
@@ -530,7 +531,7 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
         return is_other_parent or is_other_blend or bool(lost_of(recipe, paths))
 
     more = {name: value for name, value in (("roles", stage.roles), ("continues", stage.continues)) if value}
-    amendments = amendments_of(paths.sibling(recipe.stage_trained(paths.name)))
+    amendments = amendments_of(paths.sibling(recipe.graph[paths.name].stage))
     if amendments:
         more["amended"] = [each["identity"] for each in amendments]
     written = paths.directory.parent / FOLDER / "train" / f"{paths.name}.json"
@@ -548,7 +549,7 @@ def _of_scores(recipe: Recipe, results: Path) -> RuleSettings:
     trained = (*recipe.stages, *recipe.checkpoints)
     scored = [results / name / file for name in trained for file in files]
     scored += [results / name / "quantized" / file for name in trained for file in files[:2]]
-    judging = {name for blend in recipe.evaluation_blends() for name in recipe.blends[blend].environments}
+    judging = {name for rows in recipe.graph.scored_rows for name in rows.blend.environments}
     own = {name: path for name, path in own_environments(recipe).items() if name in judging}
     if own:
         values["environments"] = {name: hash_of_environment(path) for name, path in own.items()}
@@ -606,7 +607,7 @@ def _written_config(path: Path) -> Settings:
 
 
 def _of_gate(recipe: Recipe, paths: StagePaths) -> RuleSettings:
-    stage = recipe.settings_of(paths.name)
+    stage = recipe.graph[paths.name].settings
     criteria = [criterion.model_dump(mode="json") for criterion in stage.gate]
 
     def is_other() -> bool:

@@ -45,7 +45,7 @@ def variants_alike(recipe: Recipe) -> Groups:
     for variants in recipe.sweeps.values():
         alike: dict[str, list[str]] = {}
         for name in variants:
-            if not recipe.stages[name].draws_by_seed(recipe):
+            if not recipe.graph[name].draws_by_seed:
                 alike.setdefault(canonical_json(_training(recipe, name)), []).append(name)
         found += [names for names in alike.values() if len(names) > 1]
     return found

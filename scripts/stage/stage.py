@@ -11,8 +11,8 @@ from typing import Annotated
 from scripts.errors import UserError
 from scripts.files import link_to, remove_leftovers, write_json, write_text
 from scripts.model.generation_settings import BY_RECIPE, settings_that_counted
+from scripts.recipe.graph import Trained
 from scripts.recipe.load import check_stage_name, load_recipe
-from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import config_text, read_config, resolve_stage
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
@@ -66,7 +66,12 @@ class Stage:
     @property
     def settings(self) -> StageSettings:
         """Return the stage's settings; for a checkpoint its stage's, for a choice its first candidate's."""
-        return self.recipe.settings_of(self.name)
+        return self.node.settings
+
+    @property
+    def node(self) -> Trained:
+        """Return the node of the recipe's graph."""
+        return self.recipe.graph[self.name]
 
     @property
     def paths(self) -> StagePaths:
@@ -81,7 +86,7 @@ class Stage:
     @property
     def roles(self) -> dict[str, StagePaths]:
         """Return the paths of the starts besides the parent, by role."""
-        return {role: self.paths.sibling(name) for role, name in self.settings.roles.items()}
+        return {role: self.paths.sibling(start.name) for role, start in self.node.roles.items()}
 
     @cached_property
     def role_records(self) -> dict[str, ExportRecord]:
@@ -133,9 +138,8 @@ class Stage:
     @property
     def _origin(self) -> StagePaths | None:
         """Return the paths of the parent, or of the recipe's pretrained model; None for a fresh model."""
-        if self.parent:
-            return self.parent.paths
-        return self.paths.sibling(MODEL) if self.settings.starts_from_export(self.recipe) else None
+        names = [start.name for start in self.node.origin]
+        return self.paths.sibling(names[0]) if names else None
 
     @property
     def parent_export_record(self) -> Path | None:
@@ -229,7 +233,7 @@ class Stage:
     @property
     def trained_paths(self) -> StagePaths:
         """Return the paths of the training stage; a checkpoint has another folder than the stage."""
-        return self.paths.sibling(self.recipe.stage_trained(self.name))
+        return self.paths.sibling(self.node.stage)
 
     @property
     def training(self) -> TrainingFolder:

@@ -105,7 +105,7 @@ class States:
 
     def all(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
-        return {name: self.of(name) for name in self.recipe.stage_order()}
+        return {name: self.of(name) for name in self.recipe.graph.stage_names}
 
     def of(self, name: str) -> StageState:
         """Return the state of a stage or checkpoint."""
@@ -117,7 +117,7 @@ class States:
             except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
                 self._remade = set()
         if name not in self._known:
-            for each in dict.fromkeys((*self.recipe.stage_order(), name)):
+            for each in dict.fromkeys((*self.recipe.graph.stage_names, name)):
                 if each not in self._known:
                     self._known[each] = self._state(each)
             self._took += time.monotonic() - began
@@ -127,7 +127,7 @@ class States:
         """Return the identity of an export; None where the recipe of today asks for another."""
         paths = StagePaths(self.results / name)
         if name not in self.recipe.choices:
-            identity = self._known[self.recipe.stage_trained(name)].identity
+            identity = self._known[self.recipe.graph[name].stage].identity
             exported = read_if_there(paths.export_record, ExportRecord)
             is_ours = exported is not None and exported["identity"] == identity
             return identity if is_ours and not lost_of(self.recipe, paths) else None
@@ -151,21 +151,22 @@ class States:
 
     def _first(self, stage: Stage) -> str:
         """Name the stages, data or model to be made first, in words; nothing if all are there."""
-        settings, recipe = stage.settings, self.recipe
-        needed = [*dict.fromkeys([*settings.starts, *recipe.makers_of(settings.blend)])]
-        stages = [start for start in needed if not recipe.model_named(start)]
-        if first := [start for start in stages if self.published(start) is None]:
+        before = stage.node.before
+        if first := [start.name for start in before if start.trained and self.published(start.name) is None]:
             return f"{' and '.join(first)} come{'s' if len(first) == 1 else ''} first"
         if stage.blend and not stage.manifest.exists():
             return "its data come first"
-        if settings.blend in self._remade:
+        if stage.settings.blend in self._remade:
             return "its data are made anew first"
-        is_from_model = settings.parent is None and settings.starts_from_export(recipe)
-        for name in [*([MODEL] if is_from_model else []), *(start for start in needed if start not in stages)]:
-            if not (origin := stage.paths.sibling(name)).export_record.exists():
-                return f"its {'model' if name == MODEL else f'model {name}'} comes first"
-            if is_made_anew(recipe.model_named(name), origin.directory):
-                return f"its {'model' if name == MODEL else f'model {name}'} is made anew first"
+        for start in before:
+            if start.name not in self.recipe.graph.models:
+                continue
+            what = "its model" if start.name == MODEL else f"its model {start.name}"
+            origin = stage.paths.sibling(start.name)
+            if not origin.export_record.exists():
+                return f"{what} comes first"
+            if is_made_anew(start.model, origin.directory):
+                return f"{what} is made anew first"
         return ""
 
 

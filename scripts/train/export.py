@@ -88,7 +88,7 @@ def main(
     """Export a stage's checkpoint or the pretrained model."""
     if stage is None:
         loaded = load_recipe(recipe, model=model)
-        export_pretrained(loaded.model_named(pretrained), StagePaths(results / pretrained).export_record.parent)
+        export_pretrained(loaded.graph.models[pretrained], StagePaths(results / pretrained).export_record.parent)
         return
     exported = stage_of(recipe, results, stage)
     export(exported, load_site(site, exported.recipe) if site else None, log.absolute() if log else None)

@@ -111,7 +111,8 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
 def _memory_problems(stage: Stage, site: Site) -> list[str]:
     """Return the stages, of this and its descendants, that cannot fit the site; warn of those that may not."""
     problems = []
-    for descendant in (replace(stage, name=name) for name in stage.recipe.descendants_of(stage.name)):
+    for node in stage.recipe.graph.descendants(stage.node):
+        descendant = replace(stage, name=node.name)
         says, fits = backend_of(descendant.settings.backend).memory(descendant, site)
         if fits is False and site.refuse_over_memory:
             problems.append(says)
@@ -160,8 +161,9 @@ def _evaluated(stage: Stage) -> dict[str, int]:
 
 def _known_problems(stage: Stage) -> Iterator[str]:
     """Yield the problems that records tell: a start's gate, too few rows, too little room on the disk."""
-    for name in stage.settings.starts:
-        if not stage.recipe.model_named(name) and (stopped := words_of_stop(stage.paths.sibling(name))):
+    for start in stage.node.starts:
+        stopped = words_of_stop(stage.paths.sibling(start.name)) if start.trained else None
+        if stopped:
             yield stopped
     if stage.blend and stage.rows < (least := stage.settings.rows_per_step):
         yield (

@@ -166,7 +166,7 @@ def test_tasks_alone_are_an_evaluation_without_held_out_scores(tmp_path):
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(yaml.safe_load(source.read_text()) | {"evaluation": {"tasks": ["gsm8k"]}}))
         recipe = load_recipe(path)
-        assert not any(map(recipe.is_scored, recipe.stages)) and recipe.evaluation.tasks == ["gsm8k"]
+        assert not any(stage.is_scored for stage in recipe.graph.order) and recipe.evaluation.tasks == ["gsm8k"]
 
 
 def test_the_report_and_the_card_show_scores_with_their_errors(score, chain, tmp_path):

@@ -244,7 +244,7 @@ def test_a_running_stage_is_not_judged_before_its_windows_are_full(tmp_path):
 
 
 def test_a_stage_in_training_has_the_default_bounds_on_rollouts_that_its_gate_leaves_open():
-    stage = load_recipe(SHORT).settings_of("rlvr1")
+    stage = load_recipe(SHORT).graph["rlvr1"].settings
     bounds = [bound.metric for bound in stage.running_gate[len(stage.gate) :]]
     assert bounds == ["peak_gen_kl_error", "peak_mismatch_share", "max_failed_share", "max_unjudged_share"]
     own = stage.model_copy(update={"gate": [Criterion(metric="peak_gen_kl_error", max=9)]})

@@ -85,11 +85,14 @@ def test_selection_without_a_generated_source_is_refused(tmp_path):
 
 def test_the_stage_comes_after_the_stage_that_makes_its_rows(tmp_path):
     loaded = recipe_with(tmp_path)
-    assert loaded.stage_order() == ["sft", "rft"]
-    assert loaded.makers_of("best") == ["sft"] and loaded.makers_of("sft") == []
+    assert loaded.graph.stage_names == ["sft", "rft"]
+    makers = {name: [maker.name for maker in loaded.graph.rows(name).made_by] for name in ("best", "sft")}
+    assert makers == {"best": ["sft"], "sft": []}
     blend = loaded.blends["best"]
     assert (blend.kind, blend.environments, blend.holdout) == ("demonstrations", [MATH, MCQA], 0.05)
-    assert loaded.evaluation_blends() == ["prompts"], "rows that a model made are held out of no other stage's scores"
+    assert [rows.name for rows in loaded.graph.scored_rows] == ["prompts"], (
+        "rows that a model made are held out of no other stage's scores"
+    )
 
 
 def write_rows(path: Path, questions: list[str], environment: str = MATH) -> Path:
@@ -356,7 +359,7 @@ def test_variants_their_best_or_a_checkpoint_respond(edited, by, makers):
     recipe = edited("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, CHILD)
     assert recipe.blends["best"].generated.models == makers
     assert {*makers} <= {*recipe.stages, *recipe.checkpoints, *recipe.choices}
-    assert recipe.stages_before("rft") == {*VARIANTS}
+    assert recipe.graph["rft"].trained_before == {*VARIANTS}
 
 
 def test_a_checkpoint_of_a_stage_without_a_sweep_responds(edited):

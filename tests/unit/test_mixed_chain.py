@@ -120,7 +120,7 @@ def test_another_chat_template_is_refused_both_ways(export, tmp_path):
 
 def test_stages_of_both_backends_are_scored_where_the_recipe_names_them(tmp_path):
     def scored_in(recipe: Recipe) -> list[str]:
-        return list(filter(recipe.is_scored, recipe.stage_order()))
+        return [stage.name for stage in recipe.graph.order if stage.is_scored]
 
     assert scored_in(recipe_with(tmp_path)) == ["sft", "dpo"]
     both = {"max_new_tokens": 8, "stages": ["sft", "rl"]}

@@ -272,7 +272,7 @@ def world(tmp_path, monkeypatch) -> World:
     for file in [*files, *(f"{folder}/x" for folder in RELEASE.mounts)]:
         (checkout / file).parent.mkdir(parents=True, exist_ok=True)
         (checkout / file).touch()
-    for name in SUPER.stage_order():
+    for name in SUPER.graph.stage_names:
         path = checkout / SUPER.stages[name].config
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(yaml.safe_dump(make_config(name)))

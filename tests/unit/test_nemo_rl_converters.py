@@ -34,7 +34,7 @@ STAGES = [
     (recipe, stage)
     for recipe in PRODUCTION
     if not recipe.startswith("lora")  # adapters have a converter of their own
-    for stage in recipe_of(recipe).stage_order()
+    for stage in recipe_of(recipe).graph.stage_names
 ]
 pytestmark = needs_checkouts
 

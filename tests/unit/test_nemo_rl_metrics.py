@@ -222,7 +222,7 @@ def test_the_shares_of_a_steps_time_leave_out_phases_inside_others_and_what_is_n
     ids=["seen by the loss", "not a number", "masked out of the loss"],
 )
 def test_garbage_of_a_sampler_that_woke_up_wrong_ends_the_stage_at_its_first_step(place, garbage):
-    settings = load_recipe(ROOT / "config/recipes/nano3.yaml").settings_of("rlvr")
+    settings = load_recipe(ROOT / "config/recipes/nano3.yaml").graph["rlvr"].settings
     driver, log = Writer(place.logs), place.log(samples=32)
 
     def train(step: int, values: dict[str, float]) -> None:

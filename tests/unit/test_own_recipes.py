@@ -103,4 +103,4 @@ def test_what_stands_in_comments_of_the_recipe_for_chats_trains_alone_or_after_s
         assert own["holdout_by"] == "random" and 0 < own["holdout"] < 0.2
         for name in recipe.stages:
             assert resolve_stage(recipe, name).data.shuffle
-            assert recipe.stages[name].draws_by_seed(recipe)
+            assert recipe.graph[name].draws_by_seed

@@ -85,16 +85,16 @@ def test_a_judge_compares_as_many_responses_as_a_prompt_gets(name):
 @cases("production_recipes.order", "name", "order")
 def test_stages_follow_each_other_in_the_published_order(name, order):
     recipe = recipe_of(name)
-    assert recipe.stage_order() == order
+    assert recipe.graph.stage_names == order
     assert [recipe.stages[stage].parent for stage in order] == [None, *order[:-1]]
     if recipe.left_out:
         whole = whole_recipe(name)
-        assert whole.stage_order() == ["sft", *order] and whole.stages[order[0]].parent == "sft"
+        assert whole.graph.stage_names == ["sft", *order] and whole.stages[order[0]].parent == "sft"
 
 
 def test_ultras_teachers_stand_beside_each_other_and_teach_the_student_that_they_start_from():
     recipe = recipe_of("ultra3")
-    starts = {name: recipe.stages[name].starts for name in recipe.stage_order()}
+    starts = {name: recipe.stages[name].starts for name in recipe.graph.stage_names}
     student, teachers = "student_rlvr2", ["rlhf_teacher", "ifbench_teacher", "reasoning_teacher", "swe_teacher"]
     assert starts.pop("mopd") == [student, *teachers]
     assert starts == {"student_rlvr1": [], student: ["student_rlvr1"]} | {name: [student] for name in teachers}
@@ -146,7 +146,7 @@ def test_the_sft_of_nano_leaves_what_a_converter_reads_and_every_blend_holds_row
 def test_the_rung_of_1_7_billion_may_begin_with_the_other_backend():
     whole, rest = whole_recipe("super3-1.7b"), recipe_of("super3-1.7b")
     assert [stage.backend for stage in whole.stages.values()] == ["trl", "nemo_rl", "nemo_rl", "nemo_rl"]
-    assert whole.stages["sft"].starts_from_export(whole) and whole.stages["rlvr"].parent == "sft"
+    assert whole.graph["sft"].origin and whole.stages["rlvr"].parent == "sft"
     assert resolve_stage(rest, "rlvr").model.name == "Qwen/Qwen3-1.7B" and resolve_stage(whole, "rlvr").model is None
     assert rest.blends.keys() == {"rlvr", "swe1", "rlhf"}, "its SFT's data are not fetched"
 

@@ -27,8 +27,8 @@ SHIPPED = sorted(path for kind in ("recipes", "sites") for path in (ROOT / "conf
 
 def test_the_tiny_recipe_is_valid_and_ordered_by_parents():
     recipe = load_recipe(TINY)
-    assert recipe.stage_order() == ["sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
-    assert recipe.evaluation_blends() == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+    assert recipe.graph.stage_names == ["sft", "rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
+    assert [rows.name for rows in recipe.graph.scored_rows] == ["rlvr1", "rlvr2", "rlvr3", "swe1", "swe2", "rlhf"]
 
 
 def test_a_name_that_no_file_can_have_is_refused(refused):
@@ -111,7 +111,7 @@ def test_a_stage_lies_over_the_defaults_of_its_algorithm():
 
 def test_two_stages_may_start_from_the_same_checkpoint(edited):
     swe1 = "  swe1: {algorithm: grpo, "
-    order = edited("tiny", (swe1, f"  other: {{algorithm: grpo, parent: sft, blend: rlvr1}}\n{swe1}")).stage_order()
+    order = edited("tiny", (swe1, f"  other: {{algorithm: grpo, parent: sft, blend: rlvr1}}\n{swe1}")).graph.stage_names
     assert order.index("sft") < order.index("other")
 
 
@@ -170,8 +170,8 @@ def test_schemas_for_editors_and_conda_environments_are_in_step():
 
 def test_the_other_tiny_recipes_are_valid_chains():
     nano, omni = (load_recipe(TINY.with_name(f"tiny-{name}.yaml")) for name in ("nano", "omni"))
-    assert nano.stage_order() == ["sft", "rlvr", "rlhf", "dpo"]
-    assert omni.stage_order() == ["sft", "mpo", "text", "vision"]
+    assert nano.graph.stage_names == ["sft", "rlvr", "rlhf", "dpo"]
+    assert omni.graph.stage_names == ["sft", "mpo", "text", "vision"]
     weights = {"preference_loss_weight": 1.0, "sft_loss_weight": 0.2, "preference_average_log_probs": False}
     dpo = {"max_num_steps": 40, "reference_policy_kl_penalty": 0.05} | weights
     assert resolve_stage(nano, "dpo").values()["dpo"] == dpo
@@ -219,13 +219,13 @@ def test_a_test_split_needs_test_rows_and_one_thing_to_score_on_them(edited, ref
     rows = ("rlvr2: {rows: 700,", "rlvr2: {rows: 700, test: 50,")
     tested = (rows, ("max_new_tokens: 32\n\ndefaults", f"{asked}\n\ndefaults"))
     recipe = edited("tiny", *tested)
-    assert recipe.evaluation.tested_blends(recipe) == ["rlvr2"]
-    assert recipe.evaluation.tested_stages(recipe) == ["rlhf"]
+    assert [rows.name for rows in recipe.graph.tested_rows] == ["rlvr2"]
+    assert [end.name for end in recipe.graph.ends] == ["rlhf"]
     last = "  rlhf:\n    algorithm: grpo\n"
     swept = (last, f"{last}    sweep: {{seed: [1, 2]}}\n")
     assert "evaluation.test: the chain ends in variants; say best" in refused("tiny", *tested, swept)
     recipe = edited("tiny", *tested, (last, f"{swept[1]}    best: held_out_mean\n"))
-    assert recipe.evaluation.tested_stages(recipe) == ["rlhf.best-held_out_mean"]
+    assert [end.name for end in recipe.graph.ends] == ["rlhf.best-held_out_mean"]
     unscored = (asked, "tasks: [gsm8k]\n  test: true")
     assert "evaluation.test: scores held-out rows; say max_new_tokens too" in refused("tiny", *tested, unscored)
 

@@ -12,9 +12,9 @@ TINY = ROOT / "config/recipes/tiny.yaml"
 
 def test_the_stage_starts_from_the_model_and_those_that_it_descends_from_are_left_out():
     whole, rest = load_recipe(TINY), load_recipe(TINY, start="rlhf")
-    order = whole.stage_order()
+    order = whole.graph.stage_names
     kept = order[order.index("rlhf") :]
-    assert rest.stage_order() == kept and rest.left_out == tuple(order[: order.index("rlhf")])
+    assert rest.graph.stage_names == kept and rest.left_out == tuple(order[: order.index("rlhf")])
     assert rest.stages["rlhf"].parent is None and whole.stages["rlhf"].parent is not None
     assert resolve_stage(rest, "rlhf").model == whole.model and resolve_stage(whole, "rlhf").model is None
 
@@ -35,8 +35,9 @@ def test_another_branch_stays_unless_it_descends_from_what_is_left_out(edited):
 def test_blends_that_nothing_uses_any_more_are_left_out_but_not_those_that_scores_are_taken_on():
     whole, rest = load_recipe(TINY), load_recipe(TINY, start="rlhf")
     assert whole.blends["sft"].kind == "demonstrations" and "sft" not in rest.blends
-    assert rest.evaluation_blends() == whole.evaluation_blends(), "gates compare these scores"
-    assert set(rest.evaluation_blends()) | {rest.stages["rlhf"].blend} == rest.blends.keys()
+    scored, before = ({rows.name for rows in recipe.graph.scored_rows} for recipe in (rest, whole))
+    assert scored == before, "gates compare these scores"
+    assert scored | {rest.stages["rlhf"].blend} == rest.blends.keys()
     super3 = load_recipe(ROOT / "config/recipes/super3.yaml", start="swe1")
     assert super3.blends.keys() == super3.stages.keys() == {"swe1", "swe2", "rlhf"}
 

@@ -39,7 +39,7 @@ def load(tmp_path):
 def test_a_grid_makes_a_stage_of_each_point_which_is_what_somebody_would_have_written_by_hand(load):
     swept = load({"sweep": {LR: [1e-6, 3e-6], "seed": [1, 2]}})
     names = [f"rlvr1.lr-{rate}.seed-{seed}" for rate in ("1e-06", "3e-06") for seed in (1, 2)]
-    assert swept.stage_order() == ["sft", *names] and list(swept.sweeps["rlvr1"]) == names
+    assert swept.graph.stage_names == ["sft", *names] and list(swept.sweeps["rlvr1"]) == names
     by_hand = load({"seed": 2, "policy": {"optimizer": {"lr": 3e-6}}})
     assert resolve_stage(swept, names[-1]) == resolve_stage(by_hand, "rlvr1"), "so both have one identity"
     assert resolve_stage(swept, "sft") == resolve_stage(by_hand, "sft")
@@ -47,8 +47,8 @@ def test_a_grid_makes_a_stage_of_each_point_which_is_what_somebody_would_have_wr
 
 def test_points_may_be_listed_and_keys_that_end_alike_are_told_apart(load):
     recipe = load({"sweep": [{"policy.generation.max_new_tokens": 8}, {"seed": 3, "grpo.num_prompts_per_step": 4}]})
-    assert recipe.stage_order()[1:] == ["rlvr1.max_new_tokens-8", "rlvr1.seed-3.num_prompts_per_step-4"]
-    gates = load({"sweep": {"gate": [[], [{"metric": "max_kl", "max": 1}]]}}).stage_order()[1:]
+    assert recipe.graph.stage_names[1:] == ["rlvr1.max_new_tokens-8", "rlvr1.seed-3.num_prompts_per_step-4"]
+    gates = load({"sweep": {"gate": [[], [{"metric": "max_kl", "max": 1}]]}}).graph.stage_names[1:]
     assert len({*gates}) == 2 and all(len(name) == len("rlvr1.gate-") + 6 for name in gates)
 
 
@@ -64,9 +64,9 @@ def test_children_start_from_one_variant_from_each_or_from_the_best(load):
     assert [recipe.stages[f"each.seed-{seed}"].parent for seed in (1, 2)] == ["rlvr1.seed-1", "rlvr1.seed-2"]
     choice = recipe.stages["best"].parent
     assert choice == "rlvr1.best-held_out_mean" and recipe.choices[choice].among == ["rlvr1.seed-1", "rlvr1.seed-2"]
-    order = recipe.stage_order()
+    order = recipe.graph.stage_names
     assert order.index("best") > order.index("rlvr1.seed-2"), "parents come first"
-    assert recipe.settings_of(choice) == recipe.stages["rlvr1.seed-1"]
+    assert recipe.graph[choice].settings == recipe.stages["rlvr1.seed-1"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_child_starts_from_a_step_or_from_the_best_of_several(load, checkpoint
     assert (recipe.choices[parent].among if len(among) > 1 else [parent]) == among
     steps = [recipe.checkpoints[name].step for name in among if name in recipe.checkpoints]
     assert recipe.stages["rlvr1"].checkpointing.keep_steps == steps, "they are kept until they are scored"
-    assert {recipe.stage_trained(name) for name in among} == {"rlvr1"}
+    assert {recipe.graph[name].stage for name in among} == {"rlvr1"}
 
 
 def test_a_swept_stage_may_be_the_start(load):

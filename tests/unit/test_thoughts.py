@@ -373,7 +373,7 @@ def test_what_the_model_tells_of_its_thoughts_is_part_of_the_stages_that_it_chan
 
     plain, told = recipe_with(), recipe_with(thoughts="none")
     marked = recipe_with(thoughts={"begin": "<r>", "end": "</r>"})
-    by_algorithm = {plain.settings_of(name).algorithm: name for name in plain.stages}
+    by_algorithm = {plain.graph[name].settings.algorithm: name for name in plain.stages}
     sft, grpo = by_algorithm["sft"], by_algorithm["grpo"]
     assert resolve_stage(told, sft).content == resolve_stage(plain, sft).content
     assert resolve_stage(told, grpo).content != resolve_stage(plain, grpo).content

@@ -48,7 +48,7 @@ def written(tmp_path):
 @pytest.mark.parametrize("evaluation", [None, {}, {"tasks": []}])
 def test_stages_that_learn_from_written_answers_need_no_evaluation_and_no_prompts(written, evaluation):
     recipe = load_recipe(written(evaluation=evaluation))
-    assert not any(map(recipe.is_scored, recipe.stages)) and not recipe.evaluation_blends()
+    assert not any(stage.is_scored for stage in recipe.graph.order) and not recipe.graph.scored_rows
 
 
 @pytest.mark.parametrize("evaluation", [None, {}, {"tasks": []}])
@@ -57,7 +57,7 @@ def test_a_stage_that_samples_its_own_answers_is_refused_with_the_lines_that_jud
     assert "rlvr1, rlhf would be judged by nothing held out" in says
     *_, section, key = says.splitlines()
     pasted = yaml.safe_load(f"{section}\n{key}")
-    assert load_recipe(written(SHORT, **pasted)).is_scored("rlvr1")
+    assert load_recipe(written(SHORT, **pasted)).graph["rlvr1"].is_scored
 
 
 def test_responses_to_held_out_prompts_are_refused_where_no_blend_has_prompts(written):

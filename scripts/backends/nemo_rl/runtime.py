@@ -131,7 +131,7 @@ class Runtime:
 
 def runtime_of(recipe: Recipe, name: str, site: Site) -> Runtime:
     """Return the runtime of a recipe's stage."""
-    return Runtime(name, recipe.settings_of(name), release_of(recipe.release), site)
+    return Runtime(name, recipe.graph[name].settings, release_of(recipe.release), site)
 
 
 class Place(NamedTuple):

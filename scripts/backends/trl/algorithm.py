@@ -225,16 +225,16 @@ class TrlSettings(StageSettings):
         """Whether rows are taken in a random order."""
         return self.data.shuffle
 
-    def draws_by_seed(self, recipe: "Recipe") -> bool:
+    def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Whether rows are shuffled, or weights drawn: of a fresh model, or of new adapters."""
-        return self.data.shuffle or self.policy.lora is not None or not self.starts_from_export(recipe)
+        return self.data.shuffle or self.policy.lora is not None or is_fresh
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
-        if self.needs_export and not self.starts_from_export(recipe):
+        if self.needs_export and not recipe.graph[name].origin:
             advice = "give it a parent, or make the recipe's model a pretrained one"
             raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
-        for stage in [self, recipe.settings_of(self.continues)] if self.continues else ():
+        for stage in [self, recipe.graph[self.continues].settings] if self.continues else ():
             if stage.policy.lora:
                 raise invalid("exports have adapters merged, so none continue; say parent", f"stages.{name}.continues")
         if recipe.blends[self.blend].format != "jsonl":

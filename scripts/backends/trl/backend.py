@@ -248,7 +248,7 @@ class Trl(Backend):
         # rows that NeMo-Gym's servers reward, by the names of their agents
         served = {*agents_of(gym, python)}
         problems += _unrewarded(stage.train_split, allow, served)
-        if settings.blend in stage.recipe.evaluation_blends():
+        if {*stage.node.rows} & {*stage.recipe.graph.scored_rows}:
             served &= {*agents_of(evaluation.gym, python)}
         problems += _unrewarded(stage.validation_split, allow, served)
         if gym and not problems:

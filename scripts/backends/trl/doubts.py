@@ -33,7 +33,7 @@ def unlikely_settings(stage: Stage) -> Iterator[str]:
     tokens = config.max_length if config.samples_by_vllm else longest_sequence(stage, model)[0]  # vLLM takes the limit
     if shape.context and tokens > shape.context:
         yield f"a sequence has up to {tokens} tokens, but the model's max_position_embeddings are {shape.context}"
-    asked = evaluation.max_new_tokens if stage.recipe.is_scored(stage.name) else None
+    asked = evaluation.max_new_tokens if stage.node.is_scored else None
     if shape.context and asked and asked >= shape.context:
         yield f"evaluation.max_new_tokens is {asked}, but the model's max_position_embeddings are {shape.context}"
     samplers = {"evaluation": evaluation, "policy.generation": getattr(config.policy, "generation", None)}
@@ -67,7 +67,7 @@ def unlikely_sampling(stage: Stage) -> Iterator[str]:
 
 def _samplers(stage: Stage) -> dict[str, Sampling]:
     """Return the sections of the recipe by which a stage's model is sampled: for its scores, and its rollouts."""
-    scores = stage.recipe.evaluation if stage.recipe.is_scored(stage.name) else None
+    scores = stage.recipe.evaluation if stage.node.is_scored else None
     rollouts = getattr(stage.config.policy, "generation", None)
     named = {"evaluation": scores, "policy.generation": rollouts}
     return {key: sampling for key, sampling in named.items() if sampling is not None}

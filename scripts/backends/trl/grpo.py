@@ -187,10 +187,11 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError where the recipe and the stage do not fit, or its reward model is none."""
         super().check_in(recipe, name)
-        scores = self.reward_model
-        if scores and not recipe.model_named(scores) and recipe.settings_of(scores).answers_prompts:
-            says = f"{scores} answers prompts; name a stage of algorithm reward"
-            raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
+        scores = recipe.graph.starts_of([self.reward_model] if self.reward_model else ())
+        for start in scores:
+            if start.settings and start.settings.answers_prompts:
+                says = f"{start.name} answers prompts; name a stage of algorithm reward"
+                raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":

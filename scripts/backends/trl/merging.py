@@ -111,14 +111,14 @@ class MergeSettings(StageSettings, MergeTraining):
         """Return no model: the roles are the start."""
         return {}
 
-    def draws_by_seed(self, recipe: "Recipe") -> bool:
+    def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Whether the changes to keep are drawn."""
         return self.merging.merge_method.startswith("dare")
 
     def check_in(self, recipe: "Recipe", name: str) -> None:
         """Raise PydanticCustomError for a missing or an unused base."""
         method, at = self.merging.merge_method, f"stages.{name}"
-        if self.merging.has_base and not self.starts_from_export(recipe):
+        if self.merging.has_base and not recipe.graph[name].origin:
             raise invalid(f"{method} merges changes of a base; name the base as parent", at)
         if not self.merging.has_base and self.parent is not None:
             raise invalid(f"{method} has no base; leave parent out, or make it a part of merge", f"{at}.parent")

@@ -1,15 +1,13 @@
 """Settings of algorithms that learn from written answers: SFT, DPO and MPO, KTO, reward models."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Strict, invalid
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 
 class Validated(Strict):
@@ -253,7 +251,7 @@ class RewardTraining(PreferenceTraining):
 class RewardSettings(TrlSettings, RewardTraining):
     """A stage that trains a reward model."""
 
-    def draws_by_seed(self, recipe: "Recipe") -> bool:
+    def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Whether the head is new, or rows are shuffled."""
-        has_head = self.parent is not None and not recipe.settings_of(self.parent).answers_prompts
-        return not has_head or super().draws_by_seed(recipe)
+        has_head = parent is not None and not parent.answers_prompts
+        return not has_head or super().draws_by_seed(is_fresh, parent)

@@ -8,7 +8,7 @@ from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings, Tr
 from scripts.recipe.expand import Start
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
-from scripts.recipe.stage_settings import Teaching
+from scripts.recipe.stage_settings import StageSettings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 
@@ -132,7 +132,7 @@ class RolloutSettings(TrlSettings):
 
     ADDED = ()  # a distillation's config has always had `data`; GRPO's names its own additions
 
-    def draws_by_seed(self, recipe: "Recipe") -> bool:
+    def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Responses are sampled."""
         return True
 
