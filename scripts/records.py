@@ -6,8 +6,11 @@ earlier and later commits are read alike. Names that become paths are checked he
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict, TypeVar
 
@@ -581,11 +584,78 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 
     Whatever it names is the name of a file or folder where the record says, so readers join names to folders.
     """
-    return _record_in(read_bytes(path), path, kind)
+    return read_hashed(path, kind)[0]
 
 
 def read_hashed(path: Path, kind: type[Record]) -> tuple[Record, str]:
     """Return a record as `read_record` does, with the SHA-256 of its file."""
+    return _once(path, kind, partial(_read_now, path, kind))
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text, with a mark in place of what is no UTF-8; UserError where it cannot be read."""
+    return _once(path, str, lambda: read_bytes(path).decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was read of a file in a block of `each_read_once`, by the file's time, size and inode before that."""
+
+    stamp: tuple[int, int, int]
+    content: Any
+
+
+_SEEN: ContextVar[dict[tuple[Path, Any], _Seen] | None] = ContextVar("files that were read", default=None)
+
+
+def _once(path: Path, kind: Any, read: Callable[[], Any]) -> Any:
+    """Return what `read` does of a file, or did before in this block where the file is as it was then."""
+    seen = _SEEN.get()
+    if seen is None:
+        return read()
+    stamp = _stamp_of(path)
+    known = seen.get((path, kind))
+    if known is not None and known.stamp == stamp:
+        return known.content
+    content = read()
+    if stamp is not None:
+        seen[path, kind] = _Seen(stamp, content)
+    return content
+
+
+@contextmanager
+def each_read_once() -> Iterator[None]:
+    """Let a block that only looks (plan, status) read each record once, and again where its file has changed.
+
+    Readers share a record, so none may change it. A lock is read anew each time (`read_now`). Blocks within the block
+    share what it has read; after it nothing is kept.
+    """
+    if _SEEN.get() is not None:
+        yield
+        return
+    token = _SEEN.set({})
+    try:
+        yield
+    finally:
+        _SEEN.reset(token)
+
+
+def read_now(path: Path, kind: type[Record]) -> Record | None:
+    """Return a record as it is now, whatever a block has read before; None for a missing file."""
+    return _read_now(path, kind)[0] if path.exists() or path.is_symlink() else None
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    """Return the time, size and inode of a file; None where it cannot be looked at."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _read_now(path: Path, kind: type[Record]) -> tuple[Record, str]:
+    """Return a record and the hash of its file, read from the disk."""
     text = read_bytes(path)
     return _record_in(text, path, kind), hashlib.sha256(text).hexdigest()
 

@@ -14,6 +14,7 @@ from scripts.errors import UserError
 from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
+from scripts.records import each_read_once
 from scripts.stage.estimate import (
     LIMIT,
     Estimate,
@@ -74,6 +75,7 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
     ]
 
 
+@each_read_once()
 def plan_text(project: Project) -> str:
     """Return the plan: a table with totals, the basis of the hours, memory, likely mistakes, and refusals."""
     plan = planned_stages(project, project.recipe.stages)
@@ -103,6 +105,7 @@ def _refused(problems: list[str]) -> list[str]:
     return [f"{REFUSED}{problem}" for problem in problems]
 
 
+@each_read_once()
 def dry_run_text(project: Project, names: set[str]) -> str:
     """Return the plan of the stages and checkpoints that a call needs, and a line where Slurm is missing.
 

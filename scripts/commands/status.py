@@ -7,6 +7,7 @@ from tabulate import tabulate
 from scripts.commands.project import Project, project_of
 from scripts.files import duration
 from scripts.recipe.site import Site
+from scripts.records import each_read_once
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.estimate import seconds_to_score
 from scripts.stage.left_out import left_out
@@ -15,6 +16,7 @@ from scripts.stage.state import reasons_away
 from scripts.stage.status import StageStatus, status_of
 
 
+@each_read_once()
 def status_text(project: Project) -> str:
     """Return a line a stage, and one a node that is left out."""
     states = project.states()

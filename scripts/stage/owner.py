@@ -24,7 +24,7 @@ import psutil
 from scripts.errors import UserError
 from scripts.files import hidden_name, remove_leftovers
 from scripts.processes import is_running, pid_namespace, process_start
-from scripts.records import read_if_there
+from scripts.records import read_now
 from scripts.slurm.client import has_ended, own_job_id
 
 HEARTBEAT_SECONDS = 20.0
@@ -117,7 +117,7 @@ def _silence(owner_file: Path, only_read: bool = False) -> float:
 def read_owner(owner_file: Path) -> dict[str, Any] | None:
     """Return the owner's record, or None."""
     try:
-        return read_if_there(owner_file, Owner)
+        return read_now(owner_file, Owner)
     except UserError:
         return {}
 

@@ -20,7 +20,7 @@ from scripts.contents import Contents, contents_of_run
 from scripts.data.own_rows import DIGITS, OwnRows, fetched_rows, gone_rows, own_rows
 from scripts.data.source_record import content_of
 from scripts.errors import UserError
-from scripts.files import canonical_json, filled_by_program, read_bytes, sha256_file, sha256_text, write_text
+from scripts.files import canonical_json, filled_by_program, sha256_file, sha256_text, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS, files_of_task
@@ -41,6 +41,7 @@ from scripts.records import (
     SourceRecord,
     read_if_there,
     read_record,
+    read_text,
 )
 from scripts.rewards.judging_code import code_of, hash_of_environment
 from scripts.stage.amendment import amendments_of
@@ -108,7 +109,7 @@ class RuleSettings:
 
 def _text_in(path: Path) -> str:
     """Return the text of a settings file; damage makes it another text."""
-    return read_bytes(path).decode(errors="replace")
+    return read_text(path)
 
 
 def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:

@@ -15,7 +15,7 @@ from scripts.files import amount
 from scripts.model.model_source import is_made_anew
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
-from scripts.records import CheckpointRecord, Choice, ExportRecord, read_if_there
+from scripts.records import CheckpointRecord, Choice, ExportRecord, each_read_once, read_if_there
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
@@ -107,6 +107,7 @@ class States:
         """Return the state of every stage, parents first."""
         return {name: self.of(name) for name in self.recipe.graph.stage_names}
 
+    @each_read_once()
     def of(self, name: str) -> StageState:
         """Return the state of a stage or checkpoint."""
         began = time.monotonic()
