@@ -36,7 +36,7 @@ def needed_packages():
         yield "wandb", "tracking in config/config.yaml"
     for name in sorted(stages_to_train()):
         settings = GRAPH[name].settings
-        if settings.backend == "trl" and settings.python_on(SITE) == "python":
+        if settings.backend == "trl" and settings.python_on(SITE.vllm_python) == "python":
             yield "trl", f"stage {name} (backend trl)"
 
 

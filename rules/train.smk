@@ -13,7 +13,7 @@ STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=REMOTE, max_a
 
 def python_of(wildcards):
     """The Python that trains a stage."""
-    return settings_of(wildcards).python_on(SITE)
+    return settings_of(wildcards).python_on(SITE.vllm_python)
 
 
 # Rows are measured again only with the data: weights before the stage change none, and the manifest speaks for splits.

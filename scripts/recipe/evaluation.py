@@ -1,26 +1,17 @@
 """Settings of held-out scores and of lm-eval's tasks."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, Temperature, TemplateVariables
-from scripts.recipe.strict import Amount, Name, Strict, invalid, matching, refuse_misnamed
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
-    from scripts.recipe.stage_settings import StageSettings
-
+from scripts.recipe.strict import Amount, Name, Strict, invalid, matching
 
 TaskName = matching(r"^[\w][\w.:+-]*$")
 
 OF_TASKS = {"tasks", "apply_chat_template", "max_length", "chat_template_kwargs"}
-
-
-FEW_TOKENS = 512
-"""What a recipe is advised to let held-out responses take, where its stages do not tell."""
 
 
 class Task(Strict):
@@ -43,25 +34,6 @@ def files_of_task(task: Task) -> list[str]:
     """Return the files in the folder of the recipe's own task."""
     files = sorted(Path(task.include_path).absolute().rglob("*")) if task.include_path else []
     return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
-
-
-def without_scores(recipe: "Recipe") -> str | None:
-    """Return why a recipe needs held-out scores, with the lines that ask for them; None where it needs none.
-
-    Stages that learn from written answers have the loss on their held-out rows. Stages of backend trl that sample their
-    own responses have only rewards, which held-out prompts measure. NeMo-RL validates its stages itself.
-    """
-    stages = recipe.stages.values()
-    sampling = [name for name, stage in recipe.stages.items() if stage.kind == "prompts"]
-    if not sampling or any(stage.is_converted for stage in stages):
-        return None
-    policy = getattr(recipe.stages[sampling[0]], "policy", None)
-    generation = getattr(policy, "generation", None)
-    tokens = generation.max_new_tokens if generation else FEW_TOKENS
-    return (
-        f"{', '.join(sampling)} would be judged by nothing held out; responses to the held-out prompts judge it by\n"
-        f"evaluation:\n  max_new_tokens: {tokens}"
-    )
 
 
 class Evaluation(Sampling):
@@ -112,37 +84,3 @@ class Evaluation(Sampling):
         if self.max_new_tokens is None and self.test:
             raise invalid("scores held-out rows; say max_new_tokens too", "evaluation.test")
         check_gym(self.gym, self.gym_servers)
-
-    def scores(self, name: str, stage: "StageSettings") -> bool:
-        """Whether transformers samples from the stage's export: as `stages` says, or else unless it is converted."""
-        is_asked = name in self.stages if self.stages else not stage.is_converted
-        return self.max_new_tokens is not None and stage.answers_prompts and is_asked
-
-    def check_in(self, recipe: "Recipe") -> None:
-        """PydanticCustomError where no stage or no row can be scored, or stages that sample are scored by nothing."""
-        if self.max_new_tokens is None:
-            refused = None if self.tasks else without_scores(recipe)
-            if refused:
-                raise invalid(f"is missing: {refused}", "evaluation.max_new_tokens")
-            return
-        prompts = [name for name, blend in recipe.fetched.items() if blend.kind == "prompts"]
-        for key, what, known in (("stages", "stage", recipe.stages), ("blends", "blend of prompts", prompts)):
-            for name in getattr(self, key) or ():
-                refuse_misnamed(f"evaluation.{key}", what, name, known)
-        if not any(stage.is_scored for stage in recipe.graph.order):
-            says = "name the `stages` for transformers to load, or score by `tasks` alone"
-            raise invalid(f"only NeMo-RL trains here; {says}", "evaluation")
-        scored = [rows.name for rows in recipe.graph.scored_rows]
-        if not scored:
-            more = "leave max_new_tokens out: held-out rows of written answers give the validation loss by themselves"
-            raise invalid(f"no blend of prompts to take held-out rows from; {more}", "evaluation")
-        known = [name for blend in scored for name in recipe.blends[blend].environments]
-        for name, stage in recipe.stages.items():
-            for place, criterion in enumerate(stage.gate):
-                at = f"stages.{name}.gate.{place}.environment"
-                refuse_misnamed(at, "held-out environment", criterion.environment, known)
-        if self.test and not recipe.graph.tested_rows:
-            names = ", ".join(scored)
-            raise invalid(f"no blend that is scored has test rows; give one of {names} `test: 200`", "evaluation.test")
-        if self.test and not recipe.graph.ends:
-            raise invalid("the chain ends in variants; say best: held_out_mean beside sweep", "evaluation.test")

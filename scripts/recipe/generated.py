@@ -1,7 +1,7 @@
 """Settings of blends that models make: how responses are sampled, and which of them become rows."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -9,12 +9,7 @@ from scripts.recipe.expand import Start
 from scripts.recipe.gym_release import Gym, GymServer, ServerName, check_gym
 from scripts.recipe.sampling import Sampling, TemplateVariables
 from scripts.recipe.source import Operator, Share
-from scripts.recipe.strict import Name, Strict, invalid, matching, refuse_misnamed
-
-if TYPE_CHECKING:
-    from scripts.recipe.blend import Blend
-    from scripts.recipe.evaluation import Evaluation
-    from scripts.recipe.recipe import Recipe
+from scripts.recipe.strict import Name, Strict, invalid, matching
 
 COLUMNS = ("environment", "reward", "score", "tokens", "cut", "sample", "model", "pass_rate")
 """What `filter` may ask about: a response's columns in judged.parquet, and its prompt's pass rate."""
@@ -159,48 +154,3 @@ class Select(Strict):
             raise invalid("rank orders the responses of best or pairs; say one of them")
         if not self.model_fields_set:
             raise invalid("says nothing: best, pairs, or pass_rate")
-
-
-def judging_of(recipe: "Recipe", blend: str) -> "GeneratedSource | Evaluation":
-    """Return whose `gym` and `gym_servers` judge a generated blend: its own, else those of the held-out scores."""
-    source = recipe.blends[blend].generated
-    return source if source.gym or not recipe.evaluation else recipe.evaluation
-
-
-def servers_elsewhere(judging: "GeneratedSource | Evaluation") -> dict[str, str]:
-    """Return what the recipe says of Gym's servers that run elsewhere, by name: the revision, or else the address."""
-    reached = judging.gym_servers.items()
-    return {name: server.revision or server.base_url for name, server in sorted(reached) if server.base_url}
-
-
-def checked_in(recipe: "Recipe", name: str) -> "Blend":
-    """Return a generated blend with its prompts' environments; PydanticCustomError where nothing makes or judges it."""
-    blend, at = recipe.blends[name], f"blends.{name}"
-    names = [rows.name for rows in recipe.graph.rows(name).lineage]
-    prompts = recipe.blends[names[-1]]
-    if prompts.generated:
-        refuse_misnamed(f"blends.{names[-1]}.source.prompts", "blend", prompts.generated.prompts, recipe.blends)
-        circle = " -> ".join([*names, prompts.generated.prompts])
-        raise invalid(f"the blends take their prompts from each other: {circle}", f"{at}.source.prompts")
-    for maker in blend.makers:
-        is_judge = blend.select.rank is not None and maker == blend.select.rank.by
-        where = f"{at}.select.rank.by" if is_judge else f"{at}.source.by"
-        refuse_misnamed(where, "stage or model", maker, [*recipe.stages, *recipe.models], recipe.graph.names)
-        settings = recipe.graph[maker].settings
-        if settings and settings.answers_prompts == is_judge:
-            does = "answers prompts and ranks nothing" if is_judge else "is a reward model, which answers no prompts"
-            raise invalid(f"{maker} {does}", where)
-    if prompts.format != "jsonl":
-        raise invalid("its rows have a format of their own; sample from a blend in jsonl", f"{at}.source.prompts")
-    samples, best = blend.generated.samples, blend.select.best
-    if blend.select.pairs and samples * len(blend.generated.models) < 2:
-        raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
-    if best and best.keep > samples:
-        says = f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples"
-        raise invalid(says, f"{at}.select.best.keep")
-    if not blend.select.rank and not prompts.names_environments:
-        says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
-        raise invalid(says, f"{at}.source.prompts")
-    if blend.kind == "preferences" or blend.environments:
-        return blend
-    return blend.model_copy(update={"environments": prompts.environments})

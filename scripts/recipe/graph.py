@@ -16,6 +16,7 @@ from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import CheckpointOf, Choice
+from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.model import MODEL, PretrainedModel
 from scripts.recipe.stage_settings import StageSettings
 
@@ -126,6 +127,18 @@ class RowsNode(Node):
         """The starts that make these rows, and the prompts of these rows, each once."""
         makers = [maker for rows in self.lineage for maker in rows.makers]
         return tuple(dict.fromkeys(makers))
+
+    @property
+    def judging(self) -> GeneratedSource | Evaluation:
+        """Whose `gym` and `gym_servers` judge the responses: the blend's own, else those of the held-out scores."""
+        source, evaluation = self.blend.generated, self.graph.evaluation
+        return source if source.gym or not evaluation else evaluation
+
+    @property
+    def servers_elsewhere(self) -> dict[str, str]:
+        """The revisions, or else addresses, of Gym's servers that judge the responses and run elsewhere, by name."""
+        reached = sorted(self.judging.gym_servers.items())
+        return {name: server.revision or server.base_url for name, server in reached if server.base_url}
 
     @property
     def shards(self) -> tuple["ShardNode", ...]:
@@ -389,7 +402,9 @@ class StageNode(Trained):
     def is_scored(self) -> bool:
         """Whether transformers samples responses to held-out prompts from the export."""
         evaluation = self.graph.evaluation
-        return evaluation is not None and evaluation.scores(self.name, self.settings)
+        if evaluation is None or evaluation.max_new_tokens is None or not self.settings.answers_prompts:
+            return False
+        return self.name in evaluation.stages if evaluation.stages else not self.settings.is_converted
 
 
 @dataclass(frozen=True, eq=False)
@@ -516,6 +531,11 @@ class Graph:
         return tuple(self.rows(blend) for blend in blends if blend in self.blends)
 
     @property
+    def known(self) -> list[str]:
+        """The names by which users know starts: of stages and of pretrained models."""
+        return [*self.stages, *self.models]
+
+    @property
     def names(self) -> set[str]:
         """The names of all starts."""
         return {*self.stages, *self.checkpoints, *self.choices, *self.models}
@@ -569,12 +589,17 @@ class Graph:
         """Whether exports are scored on tasks."""
         return self.evaluation is not None and bool(self.evaluation.tasks)
 
+    @property
+    def published(self) -> tuple[RowsNode, ...]:
+        """The rows that are published or synthesized; models make the others."""
+        return self.rows_of(*(name for name, blend in self.blends.items() if not blend.generated))
+
     @cached_property
     def scored_rows(self) -> tuple[RowsNode, ...]:
         """The rows whose held-out prompts all scored stages answer."""
         if self.evaluation is None or self.evaluation.max_new_tokens is None:
             return ()
-        prompts = [name for name, blend in self.blends.items() if not blend.generated and blend.kind == "prompts"]
+        prompts = [rows.name for rows in self.published if rows.blend.kind == "prompts"]
         return self.rows_of(*(self.evaluation.blends or prompts))
 
     @cached_property

@@ -45,7 +45,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
         if task.include_path and not os.path.isdir(task.include_path):  # noqa: PTH112 - of any text
             at = file.key("evaluation", "tasks", str(place), "include_path")
             raise UserError(f"{at}: no such folder: {Path(task.include_path).absolute()}")
-    stages = {name: stage.completed(recipe, name, file.key) for name, stage in recipe.stages.items()}
+    stages = {name: stage.completed(recipe.release, name, file.key) for name, stage in recipe.stages.items()}
     return recipe.model_copy(update={"stages": stages})
 
 

@@ -19,13 +19,13 @@ from scripts.installed import backend_module, backend_names
 from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
-from scripts.recipe.evaluation import Evaluation, without_scores
+from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, VALIDATED, CheckpointOf, Choice, expand
-from scripts.recipe.generated import checked_in
+from scripts.recipe.fitting import refuse_unmade, refuse_unscored, with_environments
 from scripts.recipe.graph import Graph, RowsNode
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
-from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings
+from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings, Surroundings
 from scripts.recipe.strict import Name, Place, Strict, invalid, matching, nearest, refuse_misnamed
 
 _SETTINGS = {name: backend_module(name, "settings") for name in backend_names()}
@@ -151,19 +151,31 @@ class Recipe(Strict):
     def _fits_together(self) -> "Recipe":
         for name, blend in self.blends.items():
             if blend.generated:
-                self.blends[name] = checked_in(self, name)
+                refuse_unmade(self.graph, name)
+                self.blends[name] = with_environments(self.graph, name)
         self._names_refer()
         self._sources_fit()
         for name, stage in self.stages.items():
-            stage.check_in(self, name)
+            stage.check_in(self.around(name))
         self._environments_fit()
-        if self.evaluation is not None:
-            self.evaluation.check_in(self)
-        elif refused := without_scores(self):
-            raise invalid(f"is missing: {refused}", "evaluation")
+        refuse_unscored(self.graph)
         self._scores_are_taken()
         self._names_are_free()
         return self._started()
+
+    def around(self, name: str) -> Surroundings:
+        """Return what is around a stage, against which its settings are checked."""
+        node = self.graph[name]
+        rows, parents = node.rows, node.parents
+        return Surroundings(
+            name=name,
+            release=self.release,
+            model=self.model,
+            blend=rows[0].blend if rows else None,
+            is_fresh=not node.origin,
+            parent=parents[0].settings if parents else None,
+            roles={role: start.settings for role, start in node.roles.items()},
+        )
 
     def _names_are_free(self) -> None:
         """Refuse names that the results folder uses itself, and names that no file can have."""
@@ -214,7 +226,7 @@ class Recipe(Strict):
         }
         recipe = self.model_copy(update=left)
         for start in starts:
-            stages[start].check_in(recipe, start)
+            stages[start].check_in(recipe.around(start))
         return recipe
 
     def _trained_for(self, name: str) -> set[str]:
@@ -239,8 +251,7 @@ class Recipe(Strict):
                 says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
                 raise invalid(says, f"stages.{name}.parent")
             for role, start in stage.roles.items():
-                known = [*self.stages, *self.models]
-                refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, known, self.graph.names)
+                refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, self.graph.known, self.graph.names)
             if stage.continues is not None:
                 self._goes_on(name, stage)
             if stage.kind is None:

@@ -24,12 +24,12 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     node = recipe.graph[stage_name]
     settings, stage_name = node.settings, node.stage
     values = settings.values_with_effect()
-    values |= {"release": settings.release_in(recipe), "seed": recipe.seed_of(stage_name)}
+    values |= {"release": settings.release_in(recipe.release), "seed": recipe.seed_of(stage_name)}
     values |= {name: told for name, told in recipe.model.reading.items() if name in settings.READS}
     if own := own_environments(recipe, stage_name):
         values["environments"] = {name: sha256_file(path) for name, path in own.items()}
     if not node.origin:
-        values["model"] = settings.first_model(recipe)
+        values["model"] = settings.first_model(recipe.model)
     return settings.config_model.model_validate(values)
 
 

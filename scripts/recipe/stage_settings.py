@@ -3,26 +3,24 @@
 A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSettings, each with the model of its config.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
+from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import ROLLOUTS, Criterion
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.lost_texts import TextKind
-from scripts.recipe.model import ThoughtMarks
+from scripts.recipe.model import PretrainedModel, RandomModel, ThoughtMarks
 from scripts.recipe.source import Share
 from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Memory, Name, Strict, invalid, refuse_misnamed
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
-    from scripts.recipe.site import Site
 
 DEFAULT_BACKEND = "trl"
 KINDS = {"sft": "demonstrations", "grpo": "prompts", "distillation": "prompts", "kto": "unpaired"}
@@ -121,12 +119,11 @@ class Teaching(Strict):
         sole = [*roles]
         return self.default or (sole[0] if not self.of and len(sole) == 1 else None)
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: "Surroundings", blend_name: str, roles: Iterable[str]) -> None:
         """Raise PydanticCustomError for an environment without a teacher, or a teacher without an environment."""
-        stage, at = recipe.stages[name], f"stages.{name}.distillation"
-        blend, roles = recipe.blends[stage.blend], stage.teachers
+        at, blend = f"{around.at}.distillation", around.blend
         if not roles:
-            raise invalid("is empty; name a stage by role, as {teacher: rlhf}", f"stages.{name}.teachers")
+            raise invalid("is empty; name a stage by role, as {teacher: rlhf}", f"{around.at}.teachers")
         for key, role in {**{f"of.{each}": role for each, role in self.of.items()}, "default": self.default}.items():
             refuse_misnamed(f"{at}.{key}", "teacher", role, roles)
         for environment in self.of:
@@ -134,13 +131,13 @@ class Teaching(Strict):
         taught = {environment: self.role_of(environment, roles) for environment in blend.environments}
         if untaught := [environment for environment, role in taught.items() if role is None]:
             raise invalid(
-                f"no teacher covers {', '.join(untaught)} of blend {stage.blend}; name one of {', '.join(roles)} for "
+                f"no teacher covers {', '.join(untaught)} of blend {blend_name}; name one of {', '.join(roles)} for "
                 "each, or a default",
                 f"{at}.of",
             )
         if idle := [role for role in roles if role not in taught.values()]:
-            says = f"teaches no environment of blend {stage.blend}; name it in distillation.of, or leave it out"
-            raise invalid(says, f"stages.{name}.teachers.{idle[0]}")
+            says = f"teaches no environment of blend {blend_name}; name it in distillation.of, or leave it out"
+            raise invalid(says, f"{around.at}.teachers.{idle[0]}")
 
 
 class Training(Strict):
@@ -221,6 +218,31 @@ class TrainingConfig(Training):
     def content(self) -> str:
         """The hash of the values."""
         return sha256_text(canonical_json(self.values()))
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a recipe has around a stage, against which the stage's settings are checked."""
+
+    name: str
+    """The stage's name."""
+    release: str | None
+    """The recipe's release of NeMo-RL."""
+    model: RandomModel | PretrainedModel
+    """The recipe's model."""
+    blend: Blend | None
+    """The rows of the stage; None for a stage without rows."""
+    is_fresh: bool
+    """Whether the stage makes its model, as no export is there to start from."""
+    parent: "StageSettings | None"
+    """The settings of the stage that it starts from; None without one."""
+    roles: Mapping[str, "StageSettings | None"]
+    """The settings of the stages that it needs besides, by role; None for a pretrained model."""
+
+    @property
+    def at(self) -> str:
+        """The key of the stage."""
+        return f"stages.{self.name}"
 
 
 class StageSettings(Training):
@@ -320,17 +342,17 @@ class StageSettings(Training):
         stated = {criterion.metric for criterion in self.gate}
         return self.gate + [bound for bound in ROLLOUTS if self.default_gate and bound.metric not in stated]
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
-        """Return the pinned versions that decide the weights, by name."""
+    def release_in(self, release: str | None) -> dict[str, str]:
+        """Return the pinned versions that decide the weights, by name; `release` is the recipe's of NeMo-RL."""
         raise NotImplementedError
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights."""
         return self.model_dump(mode="json", include={*self.config_model.model_fields})
 
-    def first_model(self, recipe: "Recipe") -> dict[str, Any]:
-        """Return the config's `model` of a stage that starts from no export."""
-        return recipe.model.model_dump(mode="json")
+    def first_model(self, model: RandomModel | PretrainedModel) -> dict[str, Any]:
+        """Return the config's `model` of a stage that starts from no export, by the recipe's model."""
+        return model.model_dump(mode="json")
 
     @property
     def shuffles_rows(self) -> bool:
@@ -344,13 +366,13 @@ class StageSettings(Training):
         """
         return True
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """PydanticCustomError, with the key as `at` in its context, where recipe and stage do not fit."""
 
-    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+    def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage with the additions of its backend's files; UserError at `key` for a misfit."""
         return self
 
-    def python_on(self, site: "Site") -> str:
-        """Return the Python that trains the stage."""
+    def python_on(self, vllm_python: str | None) -> str:
+        """Return the Python that trains the stage; `vllm_python` is the site's with vLLM."""
         return "python"

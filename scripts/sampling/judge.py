@@ -10,7 +10,7 @@ import pyarrow as pa
 from scripts.errors import UserError, warn
 from scripts.files import canonical_json, sha256_text, write_json
 from scripts.program import run_command_line
-from scripts.recipe.generated import Rank, judging_of
+from scripts.recipe.generated import Rank
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON
@@ -176,7 +176,7 @@ def main(
     """Write judged.parquet: every response with its reward."""
     loaded = load_recipe(recipe)
     pin_date(loaded.model.template_date)
-    own, judging, told = own_environments(loaded), judging_of(loaded, blend), loaded.model.thoughts
+    own, judging, told = own_environments(loaded), loaded.graph.rows(blend).judging, loaded.model.thoughts
     register(own)
     if judging.gym:
         register_gym(judging.gym, judging.gym_servers, gym_python)

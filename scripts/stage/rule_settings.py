@@ -24,7 +24,6 @@ from scripts.files import canonical_json, filled_by_program, sha256_file, sha256
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.evaluation import OF_TASKS, files_of_task
-from scripts.recipe.generated import judging_of, servers_elsewhere
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments, read_values
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
@@ -439,14 +438,14 @@ def _of_judging(recipe: Recipe, name: str, folder: Path) -> Settings:
 
     `asked_again` counts the calls that left responses without a verdict: the next call asks for them again.
     """
-    judging, own = judging_of(recipe, name), own_environments(recipe)
-    prompts = recipe.blends[recipe.blends[name].generated.prompts]
+    rows, own = recipe.graph.rows(name), own_environments(recipe)
+    judging, (prompts,) = rows.judging, rows.prompts
     values = judging.model_dump(mode="json", include={"gym"}) | recipe.model.reading
-    values["code"] = {str(each): code_of(each, own).sha256 for each in prompts.environments}
+    values["code"] = {str(each): code_of(each, own).sha256 for each in prompts.blend.environments}
     if judging.gym:
         values["code"]["gym"] = code_of("gym", {}, is_by_gym=True).sha256
-    if servers := servers_elsewhere(judging):
-        values["servers"] = servers
+    if rows.servers_elsewhere:
+        values["servers"] = rows.servers_elsewhere
     unjudged = read_if_there(folder / UNJUDGED, LeftUnjudged)
     if unjudged and unjudged["calls"]:
         values["asked_again"] = unjudged["calls"]

@@ -1,14 +1,11 @@
 """What a recipe may say of its stages."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.strict import Name
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 
 class LightTraining(Training):
@@ -47,7 +44,7 @@ class LightSettings(StageSettings, LightTraining):
 
     config_model: ClassVar[type[TrainingConfig]] = LightConfig
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         """It is pinned to nothing."""
         return {"light": "1"}
 

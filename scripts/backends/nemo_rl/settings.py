@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -11,12 +11,9 @@ from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeN
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.expand import Start
-from scripts.recipe.model import PretrainedModel
-from scripts.recipe.stage_settings import StageSettings, Teaching
+from scripts.recipe.model import PretrainedModel, RandomModel
+from scripts.recipe.stage_settings import StageSettings, Surroundings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 
 class NemoRlCluster(Strict):
@@ -57,9 +54,9 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     launcher: str | None = None
     """A launcher of upstream's by its name in the release: the driver gets its variables."""
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         """Return name and commit of the release."""
-        return {"name": recipe.release, "revision": release_of(recipe.release).revision}
+        return {"name": release, "revision": release_of(release).revision}
 
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
@@ -77,41 +74,41 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Whether rows are taken in a random order; unsaid, NeMo-RL's config decides."""
         return bool(self.data.get("shuffle", True))
 
-    def first_model(self, recipe: "Recipe") -> dict[str, Any]:
+    def first_model(self, model: RandomModel | PretrainedModel) -> dict[str, Any]:
         """Return the model's name and revision."""
-        return recipe.model.model_dump(mode="json", include={"name", "revision"})
+        return model.model_dump(mode="json", include={"name", "revision"})
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe's release, model or blend does not fit the stage."""
-        if recipe.release is None:
+        if around.release is None:
             raise invalid("names no NeMo-RL release", "release")
-        refuse_misnamed("release", "release", recipe.release, load_releases())
-        if self.parent is None and not isinstance(recipe.model, PretrainedModel):
+        refuse_misnamed("release", "release", around.release, load_releases())
+        if self.parent is None and not isinstance(around.model, PretrainedModel):
             raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
-        blend = recipe.blends[self.blend]
+        blend = around.blend
         if blend.format == "mmpr_tiny" and self.data.get("val_size") != blend.holdout:
-            raise invalid(f"must be the holdout of blend {self.blend}, {blend.holdout}", f"stages.{name}.data.val_size")
+            raise invalid(f"must be the holdout of blend {self.blend}, {blend.holdout}", f"{around.at}.data.val_size")
 
-    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+    def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage with the nodes of its cluster; UserError for a launcher unknown to the release."""
-        release = release_of(recipe.release)
+        pinned = release_of(release)
         program = OPD if self.routes else self.entry.rpartition("/")[2]
-        if program in release.lacks:
+        if program in pinned.lacks:
             able = [each.name for each in load_releases().values() if program not in each.lacks]
             raise UserError(
-                f"{key('stages', name, 'entry')}: {recipe.release} has no {program}, which trains the stage; these "
+                f"{key('stages', name, 'entry')}: {release} has no {program}, which trains the stage; these "
                 f"releases have it: {', '.join(able)}"
             )
-        if self.launcher is not None and self.launcher not in release.launchers:
-            at, known = key("stages", name, "launcher"), nearest(self.launcher, release.launchers)
-            raise UserError(f"{at}: {recipe.release} has no launcher {self.launcher}{known}")
-        if self.judges and "external_judges" not in release.can:
+        if self.launcher is not None and self.launcher not in pinned.launchers:
+            at, known = key("stages", name, "launcher"), nearest(self.launcher, pinned.launchers)
+            raise UserError(f"{at}: {release} has no launcher {self.launcher}{known}")
+        if self.judges and "external_judges" not in pinned.can:
             able = [each.name for each in load_releases().values() if "external_judges" in each.can]
             raise UserError(
-                f"{key('stages', name, 'judges')}: {recipe.release} has no judges outside the Ray cluster; name "
+                f"{key('stages', name, 'judges')}: {release} has no judges outside the Ray cluster; name "
                 f"release {' or '.join(able)}, or serve judges by NeMo-Gym (cluster.judge_nodes)"
             )
-        besides = 0 if "judges_within_num_nodes" in release.can else self.cluster.judge_nodes
+        besides = 0 if "judges_within_num_nodes" in pinned.can else self.cluster.judge_nodes
         nodes = {"nodes": self.cluster.num_nodes + besides}
         return self.model_copy(update={"resources": self.resources.model_copy(update=nodes)})
 

@@ -1,7 +1,7 @@
 """The common part of the algorithms: a policy's settings, and `TrlTraining`, with a config and settings for each."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -10,13 +10,10 @@ from scripts.errors import UserError
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import OWN, Tokenizer
 from scripts.recipe.source import Share
-from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Surroundings, Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 PACKAGES = ("trl", "transformers", "torch", "accelerate")
 LARGEST_RATE = 0.1
@@ -189,7 +186,7 @@ class TrlSettings(StageSettings):
             cls.config_model = create_model(name, __base__=(TrlConfig, *trainings), __module__=cls.__module__)
             cls.config_model.__qualname__ = f"{cls.__name__}.config_model"  # by which pickle finds it
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", self.packages)
 
@@ -229,18 +226,18 @@ class TrlSettings(StageSettings):
         """Whether rows are shuffled, or weights drawn: of a fresh model, or of new adapters."""
         return self.data.shuffle or self.policy.lora is not None or is_fresh
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
-        if self.needs_export and not recipe.graph[name].origin:
+        if self.needs_export and around.is_fresh:
             advice = "give it a parent, or make the recipe's model a pretrained one"
-            raise invalid(f"{self.needs_export}; {advice}", f"stages.{name}")
-        for stage in [self, recipe.graph[self.continues].settings] if self.continues else ():
+            raise invalid(f"{self.needs_export}; {advice}", around.at)
+        for stage in [self, around.parent] if self.continues else ():
             if stage.policy.lora:
-                raise invalid("exports have adapters merged, so none continue; say parent", f"stages.{name}.continues")
-        if recipe.blends[self.blend].format != "jsonl":
-            raise invalid("only NeMo-RL trains on images", f"stages.{name}.blend")
+                raise invalid("exports have adapters merged, so none continue; say parent", f"{around.at}.continues")
+        if around.blend.format != "jsonl":
+            raise invalid("only NeMo-RL trains on images", f"{around.at}.blend")
 
-    def completed(self, recipe: "Recipe", name: str, key: Callable[..., str]) -> Self:
+    def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage; UserError where its chat template is missing."""
         if self.chat_template is not None:
             try:

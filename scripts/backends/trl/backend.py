@@ -193,7 +193,7 @@ class Trl(Backend):
 
     def lacking_packages(self, stage: Stage, site: Site) -> str | None:
         """Return the package that the site's report_to needs and that a training by this Python lacks."""
-        return missing_reporter(stage.settings.python_on(site), site.report_to)
+        return missing_reporter(stage.settings.python_on(site.vllm_python), site.report_to)
 
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
         """Export the published checkpoint, adapters merged.

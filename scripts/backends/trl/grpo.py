@@ -1,6 +1,6 @@
 """Settings of group relative policy optimisation."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -8,11 +8,8 @@ from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, Rollo
 from scripts.recipe.criteria import Criterion
 from scripts.recipe.expand import Start
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
-from scripts.recipe.stage_settings import Probe
+from scripts.recipe.stage_settings import Probe, Surroundings
 from scripts.recipe.strict import Strict, invalid
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 ENVIRONMENT_PREFIX, METRIC_PREFIX, DIVERGENCE_PREFIX = "environment/", "metric/", "divergence/"
 BY_NAME = {"environment_rewards": ENVIRONMENT_PREFIX, "own_metrics": METRIC_PREFIX, "divergences": DIVERGENCE_PREFIX}
@@ -184,14 +181,13 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
             del values["loss_fn"]["truncated_importance_sampling_ratio"]
         return values
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe and the stage do not fit, or its reward model is none."""
-        super().check_in(recipe, name)
-        scores = recipe.graph.starts_of([self.reward_model] if self.reward_model else ())
-        for start in scores:
-            if start.settings and start.settings.answers_prompts:
-                says = f"{start.name} answers prompts; name a stage of algorithm reward"
-                raise invalid(says, f"stages.{name}.{REWARD_MODEL}")
+        super().check_in(around)
+        scores = around.roles.get(REWARD_MODEL)
+        if scores is not None and scores.answers_prompts:
+            says = f"{self.reward_model} answers prompts; name a stage of algorithm reward"
+            raise invalid(says, f"{around.at}.{REWARD_MODEL}")
 
     @model_validator(mode="after")
     def _fits_together(self) -> "GrpoSettings":

@@ -2,19 +2,17 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from scripts.model.hugging_face import tensors_of
+from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import Share
-from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Surroundings, Training, TrainingConfig
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import ChatFormat
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 MERGEABLE = {"F64", "F32", "F16", "BF16", "I64", "I32", "BOOL"}
 """Types of safetensors that can be merged, or must be equal: eight bits and fewer need scales beside them."""
@@ -98,7 +96,7 @@ class MergeSettings(StageSettings, MergeTraining):
         """The base, else the part with the largest share."""
         return self.parent if self.merging.has_base else max(self.merge, key=self.merge.__getitem__)
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", ("mergekit", "torch"))
 
@@ -107,7 +105,7 @@ class MergeSettings(StageSettings, MergeTraining):
         """Whether a base is needed, which without a parent is the recipe's pretrained model."""
         return self.merging.has_base
 
-    def first_model(self, recipe: "Recipe") -> dict[str, Any]:
+    def first_model(self, model: RandomModel | PretrainedModel) -> dict[str, Any]:
         """Return no model: the roles are the start."""
         return {}
 
@@ -115,10 +113,10 @@ class MergeSettings(StageSettings, MergeTraining):
         """Whether the changes to keep are drawn."""
         return self.merging.merge_method.startswith("dare")
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError for a missing or an unused base."""
-        method, at = self.merging.merge_method, f"stages.{name}"
-        if self.merging.has_base and not recipe.graph[name].origin:
+        method, at = self.merging.merge_method, around.at
+        if self.merging.has_base and around.is_fresh:
             raise invalid(f"{method} merges changes of a base; name the base as parent", at)
         if not self.merging.has_base and self.parent is not None:
             raise invalid(f"{method} has no base; leave parent out, or make it a part of merge", f"{at}.parent")

@@ -1,6 +1,6 @@
 """Settings of algorithms that train on responses sampled from the policy, and of distillation; grpo.py has GRPO's."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -8,13 +8,9 @@ from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings, Tr
 from scripts.recipe.expand import Start
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
-from scripts.recipe.stage_settings import StageSettings, Teaching
+from scripts.recipe.stage_settings import StageSettings, Surroundings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
-    from scripts.recipe.site import Site
 
 
 class VllmEngine(Strict):
@@ -143,22 +139,25 @@ class RolloutSettings(TrlSettings):
             del values["policy"]["generation"]["backend"]
         return values
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
-        return pinned_versions("vllm", (*self.packages, "vllm")) if self.samples_by_vllm else super().release_in(recipe)
+        if self.samples_by_vllm:
+            return pinned_versions("vllm", (*self.packages, "vllm"))
+        return super().release_in(release)
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
-        super().check_in(recipe, name)
-        if self.samples_by_vllm and isinstance(recipe.model, RandomModel) and recipe.model.vision is not None:
+        super().check_in(around)
+        sees = isinstance(around.model, RandomModel) and around.model.vision is not None
+        if self.samples_by_vllm and sees:
             raise invalid(
                 "vllm samples for models without vision only; make it transformers",
-                f"stages.{name}.policy.generation.backend",
+                f"{around.at}.policy.generation.backend",
             )
 
-    def python_on(self, site: "Site") -> str:
+    def python_on(self, vllm_python: str | None) -> str:
         """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
-        return site.vllm_python if self.samples_by_vllm and site.vllm_python else "python"
+        return vllm_python if self.samples_by_vllm and vllm_python else "python"
 
 
 class Distillation(Teaching):
@@ -203,7 +202,7 @@ class DistillationSettings(RolloutSettings, DistillationTraining):
 
     teachers: dict[Name, Start] = Field({}, description="The teachers' starts by role, such as stages.")
 
-    def check_in(self, recipe: "Recipe", name: str) -> None:
+    def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
-        super().check_in(recipe, name)
-        self.distillation.check_in(recipe, name)
+        super().check_in(around)
+        self.distillation.check_in(around, self.blend, self.teachers)

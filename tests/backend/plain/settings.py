@@ -1,14 +1,11 @@
 """What a recipe may say of its stages."""
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
 from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
 from scripts.recipe.yaml_file import pinned_versions
-
-if TYPE_CHECKING:
-    from scripts.recipe.recipe import Recipe
 
 
 class PlainTraining(Training):
@@ -38,7 +35,7 @@ class PlainConfig(TrainingConfig, PlainTraining):
 class PlainSettings(StageSettings, PlainTraining):
     config_model: ClassVar[type[TrainingConfig]] = PlainConfig
 
-    def release_in(self, recipe: "Recipe") -> dict[str, str]:
+    def release_in(self, release: str | None) -> dict[str, str]:
         return pinned_versions("trl", ("torch", "transformers"))
 
 
