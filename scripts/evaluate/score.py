@@ -46,7 +46,6 @@ from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
 from scripts.stage.estimate import SAMPLED, Batch
 from scripts.stage.measured import held_out_loss
-from scripts.stage.paths import STORE
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
 from scripts.stage.training_folder import TrainingFolder
 
@@ -215,7 +214,7 @@ def warn_of_followed(start: Path, followed: list[str]) -> None:
 
 def validation_of(export: ExportRecord, training: TrainingFolder) -> dict[str, Any]:
     """Return what the training measured of held-out rows of written answers, as eval.json has it; else nothing."""
-    is_own = training.path.parent.name == STORE and "quantized" not in export
+    is_own = training.is_in_store and "quantized" not in export
     found = held_out_loss(training.steps, export["step"]) if is_own else None
     return {"validation": found} if found else {}
 
@@ -263,11 +262,11 @@ def main(
     if followed := followed_for(folder, decoding):
         asked["sampled"] = BY_RECIPE
         warn_of_followed(start, followed)
-    training = (export.parent / "model").resolve().parents[1]
+    training = TrainingFolder.behind(export.with_name("model"))
     if output.name == "eval.json":
-        more |= validation_of(read_record(export, ExportRecord), TrainingFolder(training))
+        more |= validation_of(read_record(export, ExportRecord), training)
     name = f"{sha256_text(canonical_json(asked))[:16]}.parquet"
-    kept = training / "scores" / name if training.parent.name == STORE else None
+    kept = training.path / "scores" / name if training.is_in_store else None
     if kept is not None and kept.exists():
         print(f"the scores are {kept}, from an earlier call", flush=True)
         write_results(export, read_table(kept, ROLLOUTS), *written, told=told, **more)

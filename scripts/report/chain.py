@@ -13,6 +13,7 @@ from scripts.records import CheckpointRecord, ExportRecord, Parent, Record, read
 from scripts.stage.amendment import words_of_amendments
 from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import step_text, words_of_skipped
+from scripts.stage.training_folder import TrainingFolder
 
 LONGEST_NAME = 80
 
@@ -54,7 +55,7 @@ class Link:
     @property
     def config(self) -> Path:
         """The trained config, in the run directory."""
-        return (self.paths.ckpt / "weights").resolve().parents[1] / "config.yaml"
+        return TrainingFolder.behind(self.paths.weights).config_file
 
     @cached_property
     def exported(self) -> ExportRecord | None:

@@ -53,7 +53,7 @@ def export_checkpoint(ckpt: Path, hf: Path, like: Path | None = None, chat_templ
     UserError where a file's size or hash differs from the checkpoint's record.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
-    weights, exports = ckpt / "weights", TrainingFolder.behind(ckpt).exports
+    weights, exports = ckpt / "weights", TrainingFolder.behind(ckpt / "weights").exports
     chosen = model_files(weights) if weights.is_dir() else []
     if not any(path.suffix == ".safetensors" for path in chosen):
         raise UserError(f"{weights}: no *.safetensors; delete the damaged checkpoint and train the stage again")
@@ -152,7 +152,10 @@ def note_export(exports: Path, checkpoint: Files, exported: ExportRecord) -> Non
 
 def take_export(ckpt: Path, hf: Path) -> bool:
     """Publish the export that another run or stage made of a checkpoint; False where there is none."""
-    record, exports = read_record(ckpt / "record.json", CheckpointRecord), TrainingFolder.behind(ckpt).exports
+    record, exports = (
+        read_record(ckpt / "record.json", CheckpointRecord),
+        TrainingFolder.behind(ckpt / "weights").exports,
+    )
     exported = read_if_there(exports / f"{export_name(record['files'])}.json", ExportRecord)
     if exported is None or not (exports / exported["content"]).is_dir():
         return False

@@ -28,7 +28,9 @@ def push_published(store: RemoteStore, ckpt: Path, weights: bool, is_hashed: boo
     With `is_hashed` objects there are read and hashed.
     """
     record = read_record(ckpt / "record.json", CheckpointRecord)
-    sent = push(store, TrainingFolder.behind(ckpt), record["stage"], record["step"], weights, is_hashed=is_hashed)
+    sent = push(
+        store, TrainingFolder.behind(ckpt / "weights"), record["stage"], record["step"], weights, is_hashed=is_hashed
+    )
     return {"remote": store.url, "identity": record["identity"], "step": record["step"], "sent": sent}
 
 

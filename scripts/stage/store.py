@@ -99,7 +99,7 @@ def folder_of(root: Path, paths: StagePaths, identity: str) -> TrainingFolder:
         return folder
     for run in (paths.run, paths.directory / f"run.{identity}"):
         earlier = TrainingFolder(run)
-        if run.parent.name != STORE and earlier.identity == identity:
+        if not earlier.is_in_store and earlier.identity == identity:
             return earlier
     return folder
 

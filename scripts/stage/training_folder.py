@@ -35,10 +35,15 @@ class TrainingFolder:
     path: Path
 
     @classmethod
-    def behind(cls, ckpt: Path) -> Self:
-        """Return the folder in which a published checkpoint (a stage's ``ckpt``) was trained."""
-        checkpoint = (ckpt / "weights").resolve()
-        return cls(checkpoint.parents[1])
+    def behind(cls, link: Path) -> Self:
+        """Return the folder that a stage's ``ckpt/weights`` or ``hf/model`` leads into."""
+        target = link.resolve()
+        return cls(target.parents[1])
+
+    @property
+    def is_in_store(self) -> bool:
+        """Whether the folder lies in the store; a run directory of an earlier commit and a model's export do not."""
+        return self.path.parent.name == STORE
 
     def read_again(self) -> Self:
         """Return the folder as it is now: an object that has read nothing yet."""
@@ -91,9 +96,7 @@ class TrainingFolder:
     @property
     def owner_file(self) -> Path:
         """The lock: within a folder of the store, beside a run directory of earlier commits."""
-        if self.path.parent.name == STORE:
-            return self.path / "owner.json"
-        return self.path.with_name("owner.json")
+        return self.path / "owner.json" if self.is_in_store else self.path.with_name("owner.json")
 
     def owner(self) -> dict[str, Any] | None:
         """Read who holds the lock, dead or alive; None for nobody, an empty record for a damaged one."""
@@ -104,7 +107,7 @@ class TrainingFolder:
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
         """The sealed checkpoints, oldest first, their content unchecked."""
-        sealed = [path for path in self._step_folders if (path / FILES).is_file()]
+        sealed = [path for path in self.step_folders if (path / FILES).is_file()]
         return [Checkpoint.at(path) for path in sealed]
 
     @property
@@ -127,7 +130,7 @@ class TrainingFolder:
 
         A damaged checkpoint is named and passed over. Sizes are compared, and hashes where `content` is set.
         """
-        for path in reversed(self._step_folders):
+        for path in reversed(self.step_folders):
             checkpoint = Checkpoint.at(path)
             if last_step is not None and checkpoint.step > last_step:
                 continue
@@ -151,8 +154,8 @@ class TrainingFolder:
         return sealed
 
     @property
-    def _step_folders(self) -> list[Path]:
-        """The folders named as checkpoints are, oldest first, sealed or not; listed anew each time."""
+    def step_folders(self) -> list[Path]:
+        """List the folders that are named as checkpoints are, oldest first, sealed or not; anew each time."""
         named = [path for path in (self.path / "checkpoints").glob("step_*") if step_of(path) >= 0]
         return sorted(named, key=step_of)
 

@@ -65,7 +65,7 @@ def export_pretrained(model: PretrainedModel, hf: Path) -> None:
 def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> None:
     """Export a stage's checkpoint, or publish the export that another run or stage made of it."""
     ckpt, hf = stage.paths.ckpt, stage.paths.export_record.parent
-    exports = TrainingFolder.behind(ckpt).exports
+    exports = TrainingFolder.behind(ckpt / "weights").exports
     lock = exports / "owner.json"
     if not lock.exists() and take_export(ckpt, hf):
         return

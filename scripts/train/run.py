@@ -175,7 +175,7 @@ def _begun(stage: Stage, training: TrainingFolder, store: RemoteStore | None) ->
         return None
     parent = Checkpoint(record["step"], stage.parent.paths.weights.resolve())
     if parent.is_elsewhere and store:
-        pull(store, TrainingFolder.behind(stage.parent.paths.ckpt), parent.step, is_whole=True)
+        pull(store, TrainingFolder.behind(stage.parent.paths.weights), parent.step, is_whole=True)
     for name, problem in differences(parent.path, record["files"], math.inf):
         says = f"{problem}, by {stage.parent.paths.record}; train {stage.parent.name} again"
         raise UserError(f"{parent.path / name}: {says}")

@@ -72,8 +72,8 @@ def reason_unfinished(path: Path) -> str | None:
 def seal_finished(training: TrainingFolder) -> list[Checkpoint]:
     """List the files of every whole checkpoint without a list; return the checkpoints sealed now."""
     sealed = []
-    for path in sorted((training.path / "checkpoints").glob("step_*"), key=step_of):
-        if step_of(path) >= 0 and not (path / FILES).exists() and reason_unfinished(path) is None:
+    for path in training.step_folders:
+        if not (path / FILES).exists() and reason_unfinished(path) is None:
             write_json(path / FILES, _describe(path))
             sealed.append(Checkpoint.at(path))
     return sealed
@@ -125,7 +125,7 @@ def _set_aside(path: Path, why: str) -> Path:
 def pass_over_newer(training: TrainingFolder, resume_from: Path | None) -> None:
     """Rename checkpoints above the resumed step, since NeMo-RL resumes from the highest number."""
     newest = step_of(resume_from) if resume_from else 0
-    for path in (training.path / "checkpoints").glob("step_*"):
+    for path in training.step_folders:
         if step_of(path) > newest:
             _set_aside(path, "passed_over")
 
@@ -135,7 +135,7 @@ def lay_in(training: TrainingFolder, parent: Checkpoint, config: NemoRlConfig) -
 
     `current_step` counts an epoch's steps, or all steps where training is asynchronous.
     """
-    laid = Checkpoint(parent.step, training.path / "checkpoints" / parent.path.name)
+    laid = training.checkpoint(parent.step)
     if not (laid.path / FILES).exists():
         with replace_directory(laid.path) as fresh:
             ignored = shutil.ignore_patterns(*LEFT)

@@ -132,7 +132,7 @@ def name_head(export: Path) -> None:
 def convert(stage: Stage, site: Site, log: Path) -> None:
     """Convert the published checkpoint; the export gets ``record.json`` and ``model``, a link to the result."""
     runtime, checkpoint = runtime_of(stage.recipe, stage.name, site), (stage.paths.ckpt / "weights").resolve()
-    exports = TrainingFolder.behind(stage.paths.ckpt).exports
+    exports = TrainingFolder.behind(stage.paths.weights).exports
     with temporary_directory(exports / "incoming") as folder:
         incoming, made = folder / "model", {}
         if trains_adapters(_policy(checkpoint)):

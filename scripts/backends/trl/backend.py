@@ -263,7 +263,7 @@ def _export_merged(stage: Stage) -> None:
 
     from scripts.model.merge import WEIGHTS, NotMerged, write_merged  # noqa: PLC0415
 
-    paths, exports = stage.paths, TrainingFolder.behind(stage.paths.ckpt).exports
+    paths, exports = stage.paths, TrainingFolder.behind(stage.paths.weights).exports
     record, adapters = read_record(paths.record, CheckpointRecord), paths.weights / WEIGHTS
     listed = record["files"].get(WEIGHTS)
     if not adapters.is_file() or listed is None or sha256_file(adapters) != listed["sha256"]:

@@ -83,13 +83,13 @@ def run_trial(folder: Path, outcome: Outcome) -> None:
     _reward_by_length()
     with outcome.part("training a step"):
         train_rank(small.job, in_own_precision=not limits["on_cpu"])
-    first = small.job.run / "checkpoints/step_1"
+    first = small.job.training.checkpoint(1).path
     gc.collect()
     with outcome.part("going on from its checkpoint"):
         train_rank(replace(small.job, resume_from=first, max_num_steps=2), in_own_precision=not limits["on_cpu"])
     gc.collect()
     with outcome.part("exporting"):
-        _export(small.job, small.job.run / "checkpoints/step_2", folder / "export")
+        _export(small.job, small.job.training.checkpoint(2).path, folder / "export")
 
 
 def check_files(source: Path, written: Path) -> None:
