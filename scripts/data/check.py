@@ -157,7 +157,15 @@ def check_block(block: Block, rules: Rules, measures: Measures | None = None) ->
             tally.environments[environment] += 1
         tally.unread.add(unread_keys(row, rules.kind.name))
     asked = (measures or {}).get(block.path, [])
-    return block.path, tally, [] if tally.bad else parts_of_block(read, asked)
+    return block.path, tally, [] if tally.bad else _parts_of(read, asked)
+
+
+def _parts_of(block: ReadBlock, measures: list[BlockMeasure]) -> list[Any]:
+    """Return what measures find in a block, or an error each: good rows are no worse for a measure that fails."""
+    try:
+        return parts_of_block(block, measures)
+    except Exception as error:  # a preflight that needs the measure meets the same
+        return [UserError(error)] * len(measures)
 
 
 def check_files(

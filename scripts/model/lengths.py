@@ -103,20 +103,13 @@ def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     return cached if isinstance(cached, str) else None
 
 
-def token_lengths(
-    split: Path, kind: str, tokenizer: str, limit: int, workers: int = 1, chat_template: str | None = None
-) -> Lengths:
-    """Measure a split's rows of a kind; rows of more than `limit` tokens are too long.
-
-    `tokenizer` is the path of a tokenizer.json, or `BYTES`; `chat_template` replaces the tokenizer's. Without a
-    template a row that fills the limit is too long too, since templates add tokens. UserError names a bad line.
-    """
-    return LengthsOf.by(kind, tokenizer, limit, chat_template).of_split(split, workers)
-
-
 @dataclass(frozen=True)
 class LengthsOf(BlockMeasure[Lengths]):
-    """The lengths of a split's rows of a kind, behind a chat template; see `token_lengths`."""
+    """The lengths of a split's rows of a kind, behind a chat template; rows of more than `limit` tokens are too long.
+
+    Without a template a row that fills the limit is too long too, since templates add tokens. UserError names a bad
+    line.
+    """
 
     name: ClassVar = "lengths"
     outcome: ClassVar = Lengths
@@ -128,7 +121,10 @@ class LengthsOf(BlockMeasure[Lengths]):
 
     @classmethod
     def by(cls, kind: str, tokenizer: str, limit: int, chat_template: str | None = None) -> Self:
-        """Return the measure for a tokenizer and a chat template (None: the tokenizer's own)."""
+        """Return the measure for a tokenizer (the path of a tokenizer.json, or `BYTES`) and a chat template.
+
+        None is the tokenizer's own template.
+        """
         if chat_template is None:
             chat_template = scratch.TOOLS_TEMPLATE if tokenizer == BYTES else chat_template_of(Path(tokenizer).parent)
         return cls(kind, TokenCounter(tokenizer, chat_template), limit)

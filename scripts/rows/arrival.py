@@ -169,14 +169,9 @@ class Arrival:
         }
 
 
-def arrival_of(split: Path, reading: Reading, workers: int = 1) -> Arrival:
-    """Return what arrives of a split's rows; UserError for a template that takes too long or too much memory."""
-    return ArrivalOf(reading).of_split(split, workers)
-
-
 @dataclass(frozen=True)
 class ArrivalOf(BlockMeasure[Arrival]):
-    """What arrives of a split's rows in a reading."""
+    """What arrives of a split's rows in a reading; UserError for a template that takes too long or too much memory."""
 
     name: ClassVar = "arrival"
     outcome: ClassVar = Arrival

@@ -92,16 +92,6 @@ class DriftsOf(Measure[Drifts]):
         return Drifts(_between(train, held_out), _along(train))
 
 
-def between(train: Path, held_out: Path) -> Drift | None:
-    """Return what differs most between held-out and training rows; None where they are alike or few."""
-    return _between(list(sampled(train)), list(sampled(held_out)))
-
-
-def along(train: Path) -> Drift | None:
-    """Return what differs most between a part of the training rows and the others, the part numbered from 0."""
-    return _along(list(sampled(train)))
-
-
 def _between(train: list[Row], held_out: list[Row]) -> Drift | None:
     return _largest([held_out, train], [0], HELD_OUT_DIFFERENCE)
 

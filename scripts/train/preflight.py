@@ -73,6 +73,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
     problems += changes_of_format(stage, chat_format)
     try:
         shown = measured(stage.train_split, ShownOf(stage, chat_format, SHOWN_ROWS))
+        warn_of_rows(stage.name, shown.rows)
     except UserError as error:
         problems.append(str(error))
     tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
@@ -97,7 +98,6 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         print(f"{stage.name}: rows are not shown: {shown.reason}", file=sys.stderr)
     else:
         record["rows"] = shown.rows
-        warn_of_rows(stage.name, shown.rows)
         print(text_of_rows(shown.rows, str(stage.train_split), coloured=False), file=sys.stderr)
     if probe := getattr(settings, "probe", None):
         samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
@@ -143,10 +143,15 @@ def _warn_of_order(stage: Stage) -> None:
         warn(f"{stage.name}: {stage.train_split}: {'; '.join(said)}")
 
 
+def _may_run_answers(stage: Stage) -> bool:
+    """Whether rows may be of tasks whose scorers evaluate answers, as far as the manifest tells."""
+    names = read_record(stage.manifest, Manifest)["train"].get("environments")
+    return names is None or any(name.startswith("reasoning_gym") for name in names)
+
+
 def _evaluated(stage: Stage) -> dict[str, int]:
     """Count the rows by task whose scorers evaluate a policy's answers, with a warning."""
-    names = read_record(stage.manifest, Manifest)["train"].get("environments")
-    if names is not None and not any(name.startswith("reasoning_gym") for name in names):
+    if not _may_run_answers(stage):
         return {}
     facts = measured(stage.train_split, _facts_of(stage), default_workers())
     counts = Counter(facts.tasks)
@@ -224,7 +229,8 @@ def _measure(stage: Stage, chat_format: ChatFormat | None, reading: Reading | No
     """
     blend = stage.recipe.blends[stage.settings.blend]
     asked = backend_of(stage.settings.backend).measures(stage)
-    asked.append((stage.train_split, _facts_of(stage)))
+    if _may_run_answers(stage):
+        asked.append((stage.train_split, _facts_of(stage)))
     if lengths := _lengths_of(stage, chat_format):
         asked += [(stage.train_split, lengths), (stage.validation_split, lengths)]
     if reading is not None:

@@ -13,7 +13,7 @@ from scripts.errors import UserError
 from scripts.model.scratch import CHAT_TEMPLATE
 from scripts.recipe.load import load_recipe
 from scripts.rows import arrival as checked
-from scripts.rows.arrival import Reading, RowCheck, arrival_of
+from scripts.rows.arrival import ArrivalOf, Reading, RowCheck
 from scripts.rows.chat_format import SHIPPED, ChatFormat, compiled_template
 from scripts.rows.marking import Marker, split_thoughts
 from scripts.rows.prompts import as_chat
@@ -232,7 +232,7 @@ def test_of_a_large_file_some_rows_of_every_form_are_rendered_and_none_is_passed
     }
     split = write(tmp_path / "rows.jsonl", rows)
     for workers in (1, 2):
-        found = arrival_of(split, reading_of("qwen3", tmp_path), workers)
+        found = ArrivalOf(reading_of("qwen3", tmp_path)).of_split(split, workers)
         assert found.rows == 5000 and found.rendered < 100 and found.forms == 3
         assert {kind: [line for line, _, _ in tally.first] for kind, tally in found.lost().items()} == {
             "developer messages": [3334],
@@ -246,9 +246,9 @@ def test_of_a_large_file_some_rows_of_every_form_are_rendered_and_none_is_passed
 def test_counts_of_a_large_file_are_those_of_all_its_rows(tmp_path, monkeypatch):
     rows = [FORMS[name] for name in ("plain", "a call", "reasoning", "system", "tool answer") for _ in range(200)]
     split = write(tmp_path / "rows.jsonl", rows)
-    some = arrival_of(split, reading_of("llama3", tmp_path)).describe()
+    some = ArrivalOf(reading_of("llama3", tmp_path)).of_split(split).describe()
     monkeypatch.setattr(checked, "SMALL", 1 << 30)
-    every = arrival_of(split, reading_of("llama3", tmp_path)).describe()
+    every = ArrivalOf(reading_of("llama3", tmp_path)).of_split(split).describe()
     assert some.pop("rendered_rows") < 30 and every.pop("rendered_rows") == 1000
     for record in (some, every):
         for found in record["texts"].values():
@@ -258,8 +258,8 @@ def test_counts_of_a_large_file_are_those_of_all_its_rows(tmp_path, monkeypatch)
 
 def test_rows_that_the_stage_never_reads_are_not_looked_at(tmp_path):
     split = write(tmp_path / "rows.jsonl", [FORMS["plain"]] * 8 + [FORMS["developer"]] * 4)
-    assert arrival_of(split, reading_of("qwen3", tmp_path)).lost()
-    assert not arrival_of(split, reading_of("qwen3", tmp_path, rows=8)).lost()
+    assert ArrivalOf(reading_of("qwen3", tmp_path)).of_split(split).lost()
+    assert not ArrivalOf(reading_of("qwen3", tmp_path, rows=8)).of_split(split).lost()
 
 
 # -- the preflight -----------------------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def test_a_template_that_never_ends_is_named(tmp_path, monkeypatch):
     split = write(tmp_path / "rows.jsonl", [FORMS["plain"]])
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     with pytest.raises(UserError, match=r"the chat template: takes more than .*1 s"):
-        arrival_of(split, reading_of(endless, tmp_path))
+        ArrivalOf(reading_of(endless, tmp_path)).of_split(split)
 
 
 def test_the_tools_of_an_environment_have_to_arrive(tmp_path):

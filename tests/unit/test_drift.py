@@ -6,7 +6,7 @@ import random
 import pytest
 
 from scripts.rows import drift
-from scripts.rows.drift import along, between
+from scripts.rows.drift import Drifts, DriftsOf
 
 WORDS = ["".join(random.Random(n).choices("abcdefghijklmnop", k=3 + n % 6)) for n in range(2000)]
 
@@ -34,7 +34,8 @@ def found(tmp_path):
         parts = {"train": rows[:-held_out], "val": rows[-held_out:]}
         for name, part in parts.items():
             (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in part))
-        return between(tmp_path / "train", tmp_path / "val"), along(tmp_path / "train")
+        drifts = DriftsOf(tmp_path / "val").of_split(tmp_path / "train")
+        return drifts.between, drifts.along
 
     return find
 
@@ -82,7 +83,6 @@ def test_a_large_file_is_read_at_places_spread_over_it(found, monkeypatch):
 
 def test_few_rows_broken_lines_and_no_rows_are_no_reason_to_fail(found, tmp_path):
     assert found(rows_of(1, 6), held_out=2) == (None, None)
-    (tmp_path / "train").write_text("{\n\n[1]\n")
-    assert along(tmp_path / "train") is None
-    (tmp_path / "train").write_text("")
-    assert along(tmp_path / "train") is None
+    for content in ("{\n\n[1]\n", ""):
+        (tmp_path / "train").write_text(content)
+        assert DriftsOf(tmp_path / "val").of_split(tmp_path / "train") == Drifts(None, None)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from scripts.errors import UserError
-from scripts.model.lengths import BYTES, TokenCounter, token_lengths, tokenizer_at_hand
+from scripts.model.lengths import BYTES, LengthsOf, TokenCounter, tokenizer_at_hand
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.rows import jsonl
 from tests.cases import cases
@@ -26,6 +26,11 @@ def by_words(tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return str(tmp_path / "tokenizer.json")
+
+
+def token_lengths(split, kind, tokenizer, limit, workers=1, chat_template=None):
+    """The lengths of a split's rows."""
+    return LengthsOf.by(kind, tokenizer, limit, chat_template).of_split(split, workers)
 
 
 def counted(split, kind: str, tokenizer: str, **options) -> list[int]:

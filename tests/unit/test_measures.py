@@ -144,13 +144,16 @@ def test_the_check_measures_all_that_needs_no_tokenizer_in_its_own_pass(stage, o
     assert recorded(Split.of(made.validation_split), measures[0]) is not None
 
 
-def test_every_refusal_is_made_again_from_the_records(stage):
+def test_every_refusal_and_warning_is_made_again_from_the_records(stage, capsys):
     unrewarded = [task(number, expected_answer=" " if number % 2 else "1") for number in range(30)]
-    cases = {"sft": [talk(90)] * 3 + [talk(2)] * 30, "rlvr1": unrewarded}
+    cases = {"sft": [talk(2, "b" * 90)] * 3 + [talk(2)] * 30, "rlvr1": unrewarded}
+    said = {}
     for name, rows in cases.items():
         made = stage(name, rows)
-        first = refusal(check_stage, made)
-        assert refusal(check_stage, made) == first, name
+        first, said[name] = refusal(check_stage, made), capsys.readouterr().err
+        assert refusal(check_stage, made) == first and capsys.readouterr().err == said[name], name
+    assert "3 of 33 rows have more than 64 tokens" in said["sft"] and "line 1: 9" in said["sft"]
+    assert "sft: no shown row learns '<|end|>', so the model may not learn to end" in said["sft"]
     assert first.count("train-split.jsonl") == 11 and "train-split.jsonl: and 5 rows more" in first
     assert "train-split.jsonl:2: expected_answer is empty" in first
 

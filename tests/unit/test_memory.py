@@ -197,6 +197,10 @@ def test_the_rows_lengths_count_where_they_are_there_and_rows_that_are_not_may_b
     site = Site(name="middle", threads=2, accelerator="cuda", gpu_memory_gb=60)
     says, fits = sentence(stage, site)
     assert " tokens of its longest row of the 64.4 GB" in says and fits
+    # counted once, for the stages before it too
+    (record,) = stage.manifest.parent.glob("measured/*/lengths-*.json")
+    counted = record.stat().st_mtime_ns
+    assert sentence(replace(stage), site) == (says, fits) and record.stat().st_mtime_ns == counted
     split = stage.train_split.read_bytes()
     stage.train_split.unlink()
     says, fits = sentence(stage, site)
