@@ -85,10 +85,15 @@ def gone_rows(recipe: Recipe, contents: Contents) -> list[str]:
     ]
 
 
+def has_own_rows(recipe: Recipe, blend: Blend) -> bool:
+    """Whether a part or benchmark of a blend is in a folder of the user's own."""
+    return any(_folder_of(part, recipe) is not None for part in [*blend.parts(), *blend.decontaminate])
+
+
 def _own_blends(recipe: Recipe) -> Iterator[tuple[str, Blend]]:
-    """Yield the fetched blends with at least one part in a folder of the user's own."""
+    """Yield the fetched blends with rows in a folder of the user's own."""
     for name, blend in recipe.fetched.items():
-        if any(_folder_of(part, recipe) is not None for part in [*blend.parts(), *blend.decontaminate]):
+        if has_own_rows(recipe, blend):
             yield name, blend
 
 

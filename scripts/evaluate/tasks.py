@@ -22,8 +22,9 @@ from scripts.model.loading import count_gpus
 from scripts.model.shape import Shape
 from scripts.processes import PARENT
 from scripts.program import run_command_line
-from scripts.recipe.evaluation import Evaluation, Task, files_of_task
+from scripts.recipe.evaluation import Evaluation, Task
 from scripts.recipe.load import load_recipe
+from scripts.recipe.task_files import data_of_task, files_of_task
 from scripts.records import Benchmark, Benchmarks, ExportRecord, read_record
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.consistency import exported_model
@@ -42,11 +43,12 @@ GIVEN = ("temperature",)
 def key_of(task: Task, evaluation: Evaluation, harness: str, folder: Path | None = None) -> str:
     """Return the key of a question: lm-eval's version, the engine, the task's settings and the files of its folder.
 
-    It also says that nothing else counts where lm-eval, by transformers, once followed settings of the model's
-    `folder`.
+    Local data elsewhere count that the task names. The key also says that nothing else counts where lm-eval, by
+    transformers, once followed settings of the model's `folder`.
     """
     settings = ("apply_chat_template", "max_length", "chat_template_kwargs")
     engine = "vllm" if version_of("vllm") else "hf"
+    data = [sha256_file(Path(path)) for path in data_of_task(task)]
     was_followed = folder is not None and engine == "hf" and settings_that_counted(folder, GIVEN, is_greedy=False)
     whole = {
         **({"sampled": BY_RECIPE} if was_followed else {}),
@@ -55,6 +57,7 @@ def key_of(task: Task, evaluation: Evaluation, harness: str, folder: Path | None
         "task": task.model_dump(mode="json", exclude={"include_path", "metric"}),
         "settings": evaluation.model_dump(mode="json", include={*settings}),
         "files": [sha256_file(Path(path)) for path in files_of_task(task)],
+        **({"data": data} if data else {}),
     }
     return sha256_text(canonical_json(whole))[:KEY]
 

@@ -1,6 +1,5 @@
 """Settings of held-out scores and of lm-eval's tasks."""
 
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -28,12 +27,6 @@ class Task(Strict):
     """The counting metric, such as exact_match,flexible-extract; none: the task's first."""
     include_path: str | None = None
     """The folder of your task's file, from Snakemake's working directory."""
-
-
-def files_of_task(task: Task) -> list[str]:
-    """Return the files in the folder of the recipe's own task."""
-    files = sorted(Path(task.include_path).absolute().rglob("*")) if task.include_path else []
-    return [str(path) for path in files if path.is_file() and "__pycache__" not in path.parts]
 
 
 class Evaluation(Sampling):

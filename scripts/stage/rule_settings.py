@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from scripts.contents import Contents, contents_of_run
-from scripts.data.own_rows import DIGITS, OwnRows, fetched_rows, gone_rows, own_rows
+from scripts.data.own_rows import DIGITS, OwnRows, fetched_rows, gone_rows, has_own_rows, own_rows
 from scripts.data.source_record import content_of
 from scripts.errors import UserError
 from scripts.files import canonical_json, filled_by_program, sha256_file, sha256_text, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
-from scripts.recipe.evaluation import OF_TASKS, files_of_task
+from scripts.recipe.evaluation import OF_TASKS, Task
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import own_environments, read_values
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
+from scripts.recipe.task_files import data_of_task, files_of_task
 from scripts.records import (
     CheckpointRecord,
     Criteria,
@@ -383,15 +384,18 @@ def told_by_settings(recipe: Recipe, results: Path) -> set[str]:
 def _is_told_by_settings(recipe: Recipe, name: str, record: SourceRecord | None) -> bool:
     """Whether a blend's rows can only change with its settings, or with files in the user's own folders.
 
-    The hub's branches move, and synthetic rows are made together.
+    The hub's branches move, and synthetic rows are made together. Where no blend has rows in such a folder, all blends
+    are fetched together.
     """
     blend = recipe.blends[name]
     if name not in recipe.fetched or recipe.is_synthetic(blend):
         return False
-    pins = (record or {}).get("tables", {}).keys() - recipe.tables.keys()
+    if not any(has_own_rows(recipe, each) for each in recipe.fetched.values()):
+        return False
     origins = (record or {}).get("tables", {})
-    has_moving_tables = any(origins[table] != "folder" for table in pins)
-    return _is_pinned(recipe, blend) and not has_moving_tables
+    of_hub = [table for table, origin in origins.items() if origin != "folder"]
+    are_pinned = all(COMMIT.fullmatch(recipe.tables.get(table, "")) for table in of_hub)
+    return _is_pinned(recipe, blend) and are_pinned
 
 
 def _of_source(recipe: Recipe, path: Path, rows: _Rows) -> RuleSettings:
@@ -568,7 +572,7 @@ def _of_scores(recipe: Recipe, results: Path) -> RuleSettings:
 def _of_tasks(recipe: Recipe, results: Path, contents: Contents) -> RuleSettings:
     """Settings of lm-eval's tasks, with the contents of the user's own definitions and data."""
     values, outputs = recipe.evaluation.asked, [results / "tasks.json"]
-    files = [Path(file) for task in recipe.evaluation.task_list for file in files_of_task(task)]
+    files = [file for task in recipe.evaluation.task_list for file in _files_read(task).values()]
     if files:
         values = values | {"files": _of_task_folders(recipe, contents)}
     is_contradicted = partial(_any_is_newer, files, outputs)
@@ -579,14 +583,20 @@ def _of_task_folders(recipe: Recipe, contents: Contents) -> dict[str, str]:
     """Return a hash of the files of each task of the user's own, by the task's name."""
     found = {}
     for task in recipe.evaluation.task_list:
-        files = [Path(file) for file in files_of_task(task)]
-        if not files:
-            continue
-        folder = Path(task.include_path).absolute()
-        hashes = contents.of_all(files)
-        named = {os.path.relpath(file, folder): hashes[file] for file in files}
-        found[task.task] = sha256_text(canonical_json(named))[:DIGITS]
+        files = _files_read(task)
+        if files:
+            hashes = contents.of_all(files.values())
+            named = {name: hashes[file] for name, file in files.items()}
+            found[task.task] = sha256_text(canonical_json(named))[:DIGITS]
     return found
+
+
+def _files_read(task: Task) -> dict[str, Path]:
+    """Return the files that a task of the user's own reads, by names that stay if all is moved; none of lm-eval's."""
+    folder = Path(task.include_path or "").absolute()
+    inside = {str(Path(file).relative_to(folder)): Path(file) for file in files_of_task(task)}
+    elsewhere = {f"{place}: {Path(file).name}": Path(file) for place, file in enumerate(data_of_task(task))}
+    return inside | elsewhere
 
 
 def _any_is_newer(files: list[Path], outputs: list[Path]) -> bool:
