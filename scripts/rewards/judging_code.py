@@ -7,13 +7,14 @@ found by a pattern) is not seen.
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.installed import environment_files, versions_of_modules
 from scripts.recipe.yaml_file import installation
@@ -23,8 +24,6 @@ OF_ALL = ("rewards/registry.py", "rewards/answers.py", "rewards/verdict.py", "ro
 OF_OWN, OF_GYM, OF_SHIPPED = "rewards/own.py", "rewards/gym.py", "rewards/environments"
 JUDGING_ROOMS = ("rewards", "rows")
 """Rooms whose code decides a verdict; messages, files and settings live in others."""
-LARGEST = 16 << 20
-"""Bytes up to which a named data file is hashed; of a larger one size and time count."""
 LONGEST_NAME = 255
 
 
@@ -52,25 +51,28 @@ class Code:
         return {"code": self.sha256, "python": python, **versions_of_modules(self.modules)}
 
 
-def code_of(environment: str, own: dict[str, Path], is_by_gym: bool = False) -> Code:
+def code_of(
+    environment: str, own: dict[str, Path], is_by_gym: bool = False, hash_of: Callable[[Path], str] = sha256_file
+) -> Code:
     """Return the code that judges the rows of an environment.
 
     `own` are the files of the user's environments by name. `is_by_gym`: a server of NeMo-Gym judges, and the code here
-    is its client.
+    is its client. `hash_of` gives the SHA-256 of a data file.
     """
     if is_by_gym:
         return _code_here(OF_GYM)
     if environment in own:
-        here, its = _code_here(OF_OWN), code_of_file(own[environment])
+        here, its = _code_here(OF_OWN), code_of_file(own[environment], hash_of)
         return Code({**here.texts, **its.texts}, tuple(sorted({*here.modules, *its.modules})))
     shipped = environment_files().get(environment)
     return _code_here(f"{OF_SHIPPED}/{shipped.name}" if shipped else OF_GYM)
 
 
-def code_of_file(path: Path) -> Code:
+def code_of_file(path: Path, hash_of: Callable[[Path], str] = sha256_file) -> Code:
     """Return a user's file with the local modules that it imports, theirs too, and the data files that they name.
 
-    A file that is missing has no texts; one that is no Python has its own alone.
+    A file that is missing has no texts; one that is no Python has its own alone. `hash_of` gives the SHA-256 of a data
+    file.
     """
     texts, others = dict[str, str](), set[str]()
     waiting, done = [(path.name, path)], set[Path]()
@@ -90,13 +92,16 @@ def code_of_file(path: Path) -> Code:
             waiting += found
             if not found:
                 others.add(module.partition(".")[0])
-        texts |= _data_files(tree, roots)
+        texts |= _data_files(tree, roots, hash_of)
     return Code(texts, tuple(sorted(others)))
 
 
-def hash_of_environment(path: Path) -> str:
-    """Return a hash of a user's environment: of its file, and of what it imports and names, if anything."""
-    code = code_of_file(path)
+def hash_of_environment(path: Path, hash_of: Callable[[Path], str] = sha256_file) -> str:
+    """Return a hash of a user's environment: of its file, and of what it imports and names, if anything.
+
+    `hash_of` gives the SHA-256 of a data file.
+    """
+    code = code_of_file(path, hash_of)
     only = code.texts.get(path.name) if len(code.texts) == 1 else None
     return only or code.sha256
 
@@ -205,20 +210,17 @@ def _local_files(module: str, roots: Iterable[Path]) -> list[tuple[str, Path]]:
     return []
 
 
-def _data_files(tree: ast.AST, roots: list[Path]) -> dict[str, str]:
+def _data_files(tree: ast.AST, roots: list[Path], hash_of: Callable[[Path], str]) -> dict[str, str]:
     """Return hashes of the files beside the text, or in the working directory, that a text names as a constant."""
     found = dict[str, str]()
     for node in ast.walk(tree):
         name = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
         if not isinstance(name, str) or "." not in name or len(name) > LONGEST_NAME or not name.isprintable():
             continue
-        with suppress(OSError):  # not readable, or no name of a file at all
+        with suppress(OSError, UserError):  # not readable, or no name of a file at all
             path = next((root / name for root in roots if (root / name).is_file()), None)
-            if path is None:
-                continue
-            status = path.stat()
-            is_small = status.st_size <= LARGEST
-            found[name] = sha256_file(path) if is_small else f"{status.st_size} {status.st_mtime_ns}"
+            if path is not None:
+                found[name] = hash_of(path)
     return found
 
 

@@ -134,7 +134,7 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
         values = choice.model_dump(mode="json", include={"stage", "by"})
         named[f"choose/{name}"] = RuleSettings(values, [results / name / "choice.json"])
     if recipe.evaluation:
-        named["evaluate"] = _of_scores(recipe, results)
+        named["evaluate"] = _of_scores(recipe, results, contents)
         named["tasks"] = _of_tasks(recipe, results, contents)
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
 
@@ -332,7 +332,7 @@ def _of_data(recipe: Recipe, data: Path, contents: Contents) -> dict[str, RuleSe
         found[f"fill/{name}"] = _of_splits(recipe, name, manifest, record, rows)
         checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
         found[f"check/{name}"] = RuleSettings(checked, [manifest.with_name("check.json")])
-        found |= _of_generating(recipe, name, data) if blend.generated else {}
+        found |= _of_generating(recipe, name, data, contents) if blend.generated else {}
     return found
 
 
@@ -422,13 +422,13 @@ def _of_source(recipe: Recipe, path: Path, rows: _Rows) -> RuleSettings:
     return RuleSettings(values | told, [path], is_contradicted, made_from, differs_from, OF_OWN_FILES)
 
 
-def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSettings]:
+def _of_generating(recipe: Recipe, name: str, data: Path, contents: Contents) -> dict[str, RuleSettings]:
     """Settings of the rules that sample the responses of a generated blend, judge them and select rows."""
     blend, folder = recipe.blends[name], data / name / "generated"
     told = recipe.model.reading
     asked = {
         "sample": (blend.generated.asked | told, sorted(folder.glob("samples/*.parquet"))),
-        "judge": (_of_judging(recipe, name, folder), [folder / "judged.parquet"]),
+        "judge": (_of_judging(recipe, name, folder, contents), [folder / "judged.parquet"]),
         "select": (blend.select.model_dump(mode="json"), [folder / f"{name}.jsonl"]),
     }
     return {
@@ -437,7 +437,7 @@ def _of_generating(recipe: Recipe, name: str, data: Path) -> dict[str, RuleSetti
     }
 
 
-def _of_judging(recipe: Recipe, name: str, folder: Path) -> Settings:
+def _of_judging(recipe: Recipe, name: str, folder: Path, contents: Contents) -> Settings:
     """Return what the verdicts on a generated blend's responses depend on besides the rows and the reward model.
 
     `asked_again` counts the calls that left responses without a verdict: the next call asks for them again.
@@ -445,7 +445,8 @@ def _of_judging(recipe: Recipe, name: str, folder: Path) -> Settings:
     rows, own = recipe.graph.rows(name), own_environments(recipe)
     judging, (prompts,) = rows.judging, rows.prompts
     values = judging.model_dump(mode="json", include={"gym"}) | recipe.model.reading
-    values["code"] = {str(each): code_of(each, own).sha256 for each in prompts.blend.environments}
+    environments = prompts.blend.environments
+    values["code"] = {str(each): code_of(each, own, hash_of=contents.of).sha256 for each in environments}
     if judging.gym:
         values["code"]["gym"] = code_of("gym", {}, is_by_gym=True).sha256
     if rows.servers_elsewhere:
@@ -545,7 +546,7 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
     return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)
 
 
-def _of_scores(recipe: Recipe, results: Path) -> RuleSettings:
+def _of_scores(recipe: Recipe, results: Path, contents: Contents) -> RuleSettings:
     """Settings of held-out scores, with the contents of the user's environments that judge the responses."""
     values = recipe.evaluation.model_dump(mode="json", exclude=ASKING, exclude_defaults=True)
     values |= recipe.model.reading
@@ -556,7 +557,7 @@ def _of_scores(recipe: Recipe, results: Path) -> RuleSettings:
     judging = {name for rows in recipe.graph.scored_rows for name in rows.blend.environments}
     own = {name: path for name, path in own_environments(recipe).items() if name in judging}
     if own:
-        values["environments"] = {name: hash_of_environment(path) for name, path in own.items()}
+        values["environments"] = {name: hash_of_environment(path, contents.of) for name, path in own.items()}
 
     def is_contradicted() -> bool:
         """Whether an environment is newer than the scores, of earlier versions, and no stage was trained with it."""
