@@ -52,10 +52,10 @@ def own_rows(recipe: Recipe, contents: Contents, record: SourceRecord | None) ->
     places = _tables_of(recipe, record)
     if places:
         try:
-            hashes = contents.of_all(places.values())
+            hashes = contents.of_all(map(str, places.values()))
         except UserError:  # what was made of a table stays; the fetch says what it lacks
             return found
-        found.tables = _digest({target: hashes[path] for target, path in places.items()})
+        found.tables = _digest({target: hashes[str(path)] for target, path in places.items()})
     return found
 
 
@@ -111,11 +111,16 @@ def _parts_now(recipe: Recipe, name: str, blend: Blend, contents: Contents) -> l
         if source is None:
             found.append(None)
             continue
-        folder = Path(source.path)
         files = _files_of(recipe, getattr(part, "name", name), blend, part, contents)
-        hashes = contents.of_all(folder / file for file in files)
-        found.append({file: hashes[folder / file] for file in files})
+        found.append(_hashes(Path(source.path), files, contents))
     return found
+
+
+def _hashes(folder: Path, files: list[str], contents: Contents) -> Hashes:
+    """Return the hashes of files of a folder, by their names there."""
+    places = {file: f"{folder}/{file}" for file in files}
+    hashes = contents.of_all(places.values())
+    return {file: hashes[place] for file, place in places.items()}
 
 
 def _files_of(recipe: Recipe, name: str, blend: Blend, part: Files, contents: Contents) -> list[str]:
@@ -133,8 +138,7 @@ def _files_of(recipe: Recipe, name: str, blend: Blend, part: Files, contents: Co
     if not named and f"{name}.jsonl" in names and not (source.subset or source.split):
         return [f"{name}.jsonl"]
     saying = [file for file in sorted(names) if file.rpartition("/")[2] in NAMING]
-    hashes = contents.of_all(folder / file for file in saying)
-    by = [sorted(names), {file: hashes[folder / file] for file in saying}, version_of("datasets")]
+    by = [sorted(names), _hashes(folder, saying, contents), version_of("datasets")]
     asked = [name, source.model_dump(mode="json"), part.file]
     return contents.choose(canonical_json(asked), _digest(by), lambda: _files_wanted(name, part, recipe))
 

@@ -144,8 +144,8 @@ def _changed(model: PretrainedModel, directory: Path) -> dict[str, str] | None:
     with contents_of_run(directory.parent) as contents:
         for path in paths:
             _take_up(path, noted["files"].get(path.name), seen_at, contents)
-        hashes = contents.of_all(paths)
-    now = {path.name: hashes[path] for path in paths}
+        hashes = contents.of_all(map(str, paths))
+    now = {path.name: hashes[str(path)] for path in paths}
     is_other = now != {name: file["sha256"] for name, file in noted["files"].items()}
     return now if is_other else noted["changed"]
 

@@ -122,7 +122,7 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
     """Return the settings of every rule by path, with files outside of results as `contents` knows them."""
     card = {"license": recipe.license} | recipe.card_facts
     named = {"card": RuleSettings(card, [results / name / "card.md" for name in recipe.stages])}
-    named |= _of_data(recipe, results / "data", contents)
+    named |= _of_data(recipe, results / "data", _Rows.of(recipe, results / "data", contents), contents)
     trained = (*recipe.stages, *recipe.checkpoints)
     for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
@@ -163,14 +163,15 @@ def _write(recipe: Recipe, path: Path, settings: RuleSettings) -> None:
         write_text(path, settings.text)
         return
     is_grown = settings.grows(before)
-    if is_new or is_grown:
+    had_other_inputs = is_grown and not settings.made_from  # the files that are settings now
+    if is_new or had_other_inputs:
         for output in made:  # Snakemake's note of its inputs names others; its time stamp counts now
             with suppress(OSError):
                 (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
     if is_new and settings.made_from:
         write_text(settings.made_from, settings.text)
     is_same = bool(settings.made_from) and not settings.differ()
-    is_adopted = is_new or has_come_back or is_same or (is_grown and not settings.made_from)
+    is_adopted = is_new or has_come_back or is_same or had_other_inputs
     then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
     with filled_by_program(path) as fresh:
         fresh.write_text(settings.text, encoding="utf-8")
@@ -204,7 +205,8 @@ def is_fetched(recipe: Recipe, results: Path) -> bool:
     if not (data / "source/record.json").exists():
         return False
     with contents_of_run(results) as contents:
-        return not _of_data(recipe, data, contents)["source"].differ()
+        rows = _Rows.of(recipe, data, contents)
+    return not _of_source(recipe, data / "source/record.json", rows).differ()
 
 
 def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
@@ -215,8 +217,8 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
     data = results / "data"
     record = read_if_there(data / "source/record.json", SourceRecord)
     with contents_of_run(results) as contents:
-        settings = _of_data(recipe, data, contents)
-        rows = _Rows.of(recipe, record, contents)
+        rows = _Rows.of(recipe, data, contents)
+        settings = _of_data(recipe, data, rows, contents)
     fetched = _fetched_anew(recipe, settings["source"], record, rows)
     fetched = {name for name in fetched if not _tells_its_rows(settings[f"fill/{name}"])}
     remade = fetched | {
@@ -269,11 +271,14 @@ class _Rows:
 
     now: OwnRows
     then: OwnRows
+    record: SourceRecord | None
+    """What was fetched, by the source's record; None without one, or where it is damaged, which is told elsewhere."""
 
     @classmethod
-    def of(cls, recipe: Recipe, record: SourceRecord | None, contents: Contents) -> "_Rows":
-        """Return the rows of a recipe."""
-        return cls(own_rows(recipe, contents, record), fetched_rows(recipe, record))
+    def of(cls, recipe: Recipe, data: Path, contents: Contents) -> "_Rows":
+        """Return the rows of a recipe whose data are in this folder."""
+        record = _record_if_sound(data / "source/record.json")
+        return cls(own_rows(recipe, contents, record), fetched_rows(recipe, record), record)
 
     def of_blend(self, name: str) -> str | None:
         """Return the hash of a blend's files; where they are gone, of those that it was made of."""
@@ -321,15 +326,12 @@ def _is_of_other_prompts(recipe: Recipe, results: Path, name: str) -> bool:
     return selected["prompts_sha256"] != prompts["train"]["sha256"]
 
 
-def _of_data(recipe: Recipe, data: Path, contents: Contents) -> dict[str, RuleSettings]:
+def _of_data(recipe: Recipe, data: Path, rows: _Rows, contents: Contents) -> dict[str, RuleSettings]:
     """Settings of the rules that make data: of the source, and of each blend's splits and check."""
-    path = data / "source/record.json"
-    record = _record_if_sound(path)
-    rows = _Rows.of(recipe, record, contents)
-    found = {"source": _of_source(recipe, path, rows)}
+    found = {"source": _of_source(recipe, data / "source/record.json", rows)}
     for name, blend in recipe.blends.items():
         manifest = data / name / "manifest.json"
-        found[f"fill/{name}"] = _of_splits(recipe, name, manifest, record, rows)
+        found[f"fill/{name}"] = _of_splits(recipe, name, manifest, rows)
         checked = blend.model_dump(mode="json", include={"kind", "environments", "allow"})
         found[f"check/{name}"] = RuleSettings(checked, [manifest.with_name("check.json")])
         found |= _of_generating(recipe, name, data, contents) if blend.generated else {}
@@ -343,7 +345,7 @@ def _record_if_sound(path: Path) -> SourceRecord | None:
     return None
 
 
-def _of_splits(recipe: Recipe, name: str, manifest: Path, record: SourceRecord | None, rows: _Rows) -> RuleSettings:
+def _of_splits(recipe: Recipe, name: str, manifest: Path, rows: _Rows) -> RuleSettings:
     """Settings of a blend's splits; where its rows change by settings and by the user's own files alone, these too."""
     blend = recipe.blends[name]
     values = blend.model_dump(mode="json", include=SPLITTING) | {"names_environments": blend.names_environments}
@@ -352,7 +354,7 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, record: SourceRecord |
         values |= blend.model_dump(mode="json", include={"holdout_by"}) | {"holdout_seed": blend.seed}
     is_other_split = partial(_is_other_split, blend, manifest)
     made_from = manifest.with_name("made_from.json")
-    if not _is_told_by_settings(recipe, name, record):
+    if not _is_told_by_settings(recipe, name, rows.record):
         return RuleSettings(values, [manifest], is_other_split, made_from)
     decides = {
         "blend": _without_places(_published(recipe, blend)),
@@ -362,7 +364,7 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, record: SourceRecord |
         OWN_TABLES: rows.tables,
     }
     told = values | {FROM: sha256_text(canonical_json(decides))[:DIGITS]}
-    is_of_other_rows = rows.is_other(name) or rows.has_other_tables or _is_of_other_source(manifest, name, record)
+    is_of_other_rows = rows.is_other(name) or rows.has_other_tables or _is_of_other_source(manifest, name, rows.record)
 
     def is_contradicted() -> bool:
         return is_of_other_rows or is_other_split()
@@ -586,8 +588,8 @@ def _of_task_folders(recipe: Recipe, contents: Contents) -> dict[str, str]:
     for task in recipe.evaluation.task_list:
         files = _files_read(task)
         if files:
-            hashes = contents.of_all(files.values())
-            named = {name: hashes[file] for name, file in files.items()}
+            hashes = contents.of_all(map(str, files.values()))
+            named = {name: hashes[str(file)] for name, file in files.items()}
             found[task.task] = sha256_text(canonical_json(named))[:DIGITS]
     return found
 

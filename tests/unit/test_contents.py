@@ -37,7 +37,7 @@ def results(tmp_path):
 def asked(results: Path, *paths: Path) -> list[str]:
     """The hashes of files, as a call of its own gets them."""
     with contents_of_run(results) as contents:
-        return [*contents.of_all(paths).values()]
+        return [*contents.of_all(map(str, paths)).values()]
 
 
 def written(path: Path, text: str, modified: int = LONG_AGO) -> Path:

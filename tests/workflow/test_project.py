@@ -1,6 +1,7 @@
 """A project of one's own, apart from the clone: made by `stagecoach init`, with files of its own, pinned and moved."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from scripts.files import read_json
 from tests.conftest import ROOT
 
 VERSION = "3.1.4"
+MADE = ("results/rl/gate.json", "results/data/others/check.json")
 LETTERS = Path(__file__).with_name("letters")
 ROW = '{"agent_ref": {"type": "responses_api_agents", "name": "letter"}, "responses_create_params": {"input": [{"role": "user", "content": "letter %d?"}]}}\n'
 
@@ -58,10 +60,17 @@ class Project:
             sys.executable, "-c", "import stagecoach; stagecoach.main()", *arguments, folder=folder, fails=fails
         )
 
+    def planned(self, *arguments: str | Path, folder: Path | None = None) -> set[str]:
+        """The jobs that Snakemake plans for the stage's gate and the data of another blend."""
+        done = self.run("snakemake", *MADE, "--dry-run", *arguments, folder=folder)
+        if "Nothing to be done" in done:
+            return set()
+        jobs = re.findall(r"^rule (\w+): (?:(?:stage|blend)=(\w+))?", done, re.MULTILINE)
+        return {f"{rule} {name}".strip() for rule, name in jobs}
+
     def is_fresh(self, *arguments: str | Path, folder: Path | None = None) -> bool:
-        """Whether Snakemake has nothing left to do for the checkpoint."""
-        done = self.run("snakemake", "results/rl/ckpt", "--dry-run", *arguments, folder=folder)
-        return "Nothing to be done" in done
+        """Whether Snakemake has nothing left to do for them."""
+        return self.planned(*arguments, folder=folder) == set()
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +82,10 @@ def trained(tmp_path_factory):
     shutil.copytree(LETTERS, project.root, dirs_exist_ok=True)
     (project.root / "rows").mkdir()
     (project.root / "rows/letters.jsonl").write_text("".join(ROW % number for number in range(24)))
+    (project.root / "rows/others-1.jsonl").write_text("".join(ROW % number for number in range(30, 54)))
     config = project.root / "config/config.yaml"
     config.write_text(config.read_text().replace("tiny.yaml", "letters.yaml"))
-    project.run("snakemake", "results/rl/ckpt")
+    project.run("snakemake", *MADE)
     return project
 
 
@@ -123,6 +133,30 @@ def test_moved_with_snakemakes_memory_linked_or_on_another_disk_it_stays_fresh(t
     config.write_text(config.read_text() + f"\nresults: {tmp_path / 'disk'}\n")
     done = moved.run("snakemake", f"{tmp_path / 'disk'}/rl/ckpt", "--dry-run")
     assert "rule train" not in done or "already trained" in done
+
+
+def test_an_edited_row_trains_its_stage_and_an_edited_environment_scores_again_too(trained, tmp_path):
+    edited = copy(trained)
+    edited.root = shutil.copytree(trained.root, tmp_path / "edited", symlinks=True)
+    for path in [*edited.root.glob("rows/*"), *edited.root.glob("environments/*.py")]:
+        path.touch()
+    assert edited.is_fresh()
+    others = edited.root / "rows/others-2.jsonl"
+    others.write_text(ROW % 60)
+    assert edited.planned() == {"source", "fill others", "check others"}
+    others.unlink()
+    rows = edited.root / "rows/letters.jsonl"
+    times, text = rows.stat(), rows.read_text()
+    rows.write_text(text.replace("letter 3?", "letter 4?"))
+    os.utime(rows, ns=(times.st_atime_ns, times.st_mtime_ns))
+    after = {f"{rule} rl" for rule in ("preflight", "train", "export", "metrics", "evaluate", "gate")}
+    assert edited.planned() == {"source", "fill letters", "check letters"} | after
+    assert "its data are made anew first" in edited.stagecoach("plan")
+    rows.write_text(text)
+    assert edited.is_fresh() and "in all  1 fresh" in edited.stagecoach("plan")
+    environment = edited.root / "environments/letter.py"
+    environment.write_text(environment.read_text().replace("def verify", "MORE = 1\n\n\ndef verify"))
+    assert edited.planned() == after
 
 
 def test_two_projects_work_at_the_same_time(trained, tmp_path):
