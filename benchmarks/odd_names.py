@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import pytest
 
 from benchmarks.common import ROOT, command_line, head, row
+from scripts.commands.migrate import take_runs
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.commands.push import push as push_to_hub
@@ -50,7 +51,6 @@ from scripts.stage.paths import StagePaths
 from scripts.stage.publish import export_checkpoint, export_name, publish_checkpoint, take_export
 from scripts.stage.push import push_published
 from scripts.stage.remote import pull
-from scripts.stage.store import take_in
 from scripts.stage.training_folder import TrainingFolder
 from tests.conftest import SHORT
 from tests.hub import Hub, turn_client
@@ -303,7 +303,7 @@ def take_in_identity(tree: Tree, name: str) -> None:
     (stage / "run").mkdir(parents=True)
     write_record(stage / "run/identity.json", read_json(tree.results / "sft/run/identity.json") | {"identity": name})
     try:
-        take_in(tree.results, StagePaths(stage))
+        list(take_runs(tree.results, StagePaths(stage)))
     finally:
         for path in sorted(stage.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()

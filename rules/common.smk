@@ -15,6 +15,7 @@ from scripts.commands.doctor import problems
 from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.graph import EXPORT, IMAGE_MARKS, TASK_SCORES
+from scripts.stage.earlier_tree import refuse_earlier_results
 from scripts.stage.paths import STORE
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
@@ -37,6 +38,7 @@ SCORED = [start.name for start in GRAPH.jobs if start.is_scored]
 WRITTEN = [start.name for start in GRAPH.jobs if start.measured and not start.scored]
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG, TRAINED)
+    refuse_earlier_results(Path(RESULTS), TRAINED, RECIPE.blends)
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
     refuse_secrets(CONFIG.alerts)

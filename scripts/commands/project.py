@@ -16,6 +16,8 @@ from scripts.records import read_if_there
 from scripts.remote.remote_store import RemoteStore
 from scripts.remote.trust import lack_of_key
 from scripts.slurm.jobs import latest_jobs
+from scripts.stage.earlier_tree import refuse_run_directories
+from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
 
@@ -66,8 +68,11 @@ def snakemake_command(target: Path, arguments: argparse.Namespace) -> str:
     return shlex.join(["snakemake", str(target), *(["--config", *given] if given else [])])
 
 
-def project_of(arguments: argparse.Namespace) -> Project:
-    """Return the project that a command's arguments name, else the last call of the run, or else the config."""
+def project_of(arguments: argparse.Namespace, may_be_earlier: bool = False) -> Project:
+    """Return the project that a command's arguments name, else the last call of the run, or else the config.
+
+    UserError where the run was trained by a version before 0.3.0, unless it `may_be_earlier`.
+    """
     given = {name: value for name in OPTIONS if (value := getattr(arguments, name)) is not None}
     file = given.pop("config")
     config = load_config(file, given)
@@ -81,4 +86,6 @@ def project_of(arguments: argparse.Namespace) -> Project:
         refuse_secrets(config.alerts)
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
+    if not may_be_earlier:
+        refuse_run_directories(*(StagePaths(Path(config.folder, name)) for name in recipe.stages))
     return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results), config.store)

@@ -1,7 +1,7 @@
-"""What Snakemake asks this package while it schedules: whether the jobs may start, and what follows a job's end.
+"""Answers to Snakemake while it schedules: whether the jobs may start, and what follows a job's end.
 
 Snakemake has no place for these answers (docs/upstream.md, 1 and 9): `retries:` is a number, `onstart:` of a module is
-dropped, and a logger plugin hears of an event in another thread, when it has passed. So three methods ask first: the
+dropped, and a logger plugin hears of an event in another thread, afterwards. So three methods ask first: the
 scheduler's `schedule`, its executors' `report_job_error`, and `finish` of the graph of jobs.
 """
 
@@ -22,14 +22,14 @@ from scripts.controller.retries import Decision
 NO_MORE = 1_000_000
 """The number of an attempt after which none is left of a rule's retries."""
 SCHEDULE, REPORT_ERROR, FINISH = JobScheduler.schedule, AbstractExecutor.report_job_error, DAG.finish
-"""Snakemake's own methods, which an earlier call in this process may have replaced by the time of another one."""
+"""Snakemake's own methods, unchanged by earlier calls in this process."""
 
 logger = logging.getLogger("snakemake.logging")  # with the handlers of the call
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one call of Snakemake asks.
+    """The answers for one call of Snakemake.
 
     `before_jobs` raises UserError where no job may start. `on_failure` takes a failed job's rule, its wildcards and
     whether Snakemake starts any job again, and decides; `after_success` and `after_failure` take the job, the latter

@@ -155,7 +155,7 @@ def link_start(root: Path, paths: StagePaths, training: TrainingFolder, amendmen
     step = amendment["step"]
     if training.read_again().newest_step >= step:
         return
-    source = folder_of(root, paths, amendment["from"])
+    source = folder_of(root, amendment["from"])
     found = [each for each in source.checkpoints if each.step <= step and not each.is_elsewhere]
     damage = found[-1].damage() if found and found[-1].step == step else "is not there"
     if damage:

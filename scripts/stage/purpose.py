@@ -1,4 +1,4 @@
-"""What a job of rule train is for, as far as can be told before it starts: what it asks for follows from that."""
+"""The purpose of a job of rule train, as known before the start; nodes and options follow from the purpose."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,28 +10,28 @@ WAITED = "waited"
 
 
 class Kind(StrEnum):
-    """What a job of rule train does."""
+    """Work of a job of rule train."""
 
     TRAIN = "train"
-    """It trains, on all of the stage's nodes."""
+    """Train, on all of the stage's nodes."""
     PUBLISH = "publish"
-    """It publishes what is trained, or what another process trains now."""
+    """Publish a trained stage, or a stage in training by another process."""
     FETCH = "fetch"
-    """It takes what is trained from the remote store, then publishes."""
+    """Take the training from the remote store, then publish."""
     WAIT = "wait"
-    """It waits for the Slurm job of an earlier call that still trains the stage, then publishes."""
+    """Wait for the training Slurm job of an earlier call, then publish."""
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a job of rule train is for; `slurm_job` is the one that it waits for, 0 for none."""
+    """The purpose of a job of rule train; `slurm_job` is waited for, 0: none."""
 
     kind: Kind
     slurm_job: int = 0
 
     @property
     def trains(self) -> bool:
-        """Whether the job may train, so that it asks for all of the stage's nodes."""
+        """Whether the job may train, and asks for all of the stage's nodes."""
         return self.kind is Kind.TRAIN
 
     @property
@@ -41,10 +41,10 @@ class Purpose:
 
 
 def purpose_of(state: StageState, attempts: list[str], slurm_job: int, on_slurm: bool) -> Purpose:
-    """Return what a job of rule train is for.
+    """Return the purpose of a job of rule train.
 
     `attempts` are the outcomes of this call's attempts on the stage, `slurm_job` is the job of an earlier call that
-    still trains it (0: none). Without Slurm a fetching job asks for what a training asks for: both are of one machine.
+    still trains the stage (0: none). Without Slurm a fetching job asks for the same as a training: one machine.
     """
     if slurm_job:
         return Purpose(Kind.WAIT, slurm_job)

@@ -40,8 +40,6 @@ MOST_TRIES = 3
 PAUSE = 0.2
 LEAVING, REMOVING = "leaving", "removing"
 TRASH = re.compile(rf"\.(?P<name>.+?)(?:\.[0-9a-f]{{16}})?\.(?P<state>{LEAVING}|{REMOVING})")
-RUN_OF_IDENTITY = f"run.{'[0-9a-f]' * 16}"
-"""Folders of trainings set aside by earlier commits."""
 PLACES = ("*", "*/*", "*/sample-*/*")
 
 
@@ -64,9 +62,8 @@ def line_of(result: Discarded, is_dry: bool = False) -> str:
 
 
 def trainings(root: Path) -> list[Path]:
-    """Return the folders of the store, and the trainings set aside by earlier commits in stages' folders."""
-    earlier = [path for place in PLACES for path in root.glob(f"{place}/{RUN_OF_IDENTITY}")]
-    folders = [*(root / STORE).glob("[!.]*"), *earlier]
+    """Return the folders of the store."""
+    folders = (root / STORE).glob("[!.]*")
     return sorted(path for path in folders if path.is_dir() and not path.is_symlink())
 
 

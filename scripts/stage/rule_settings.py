@@ -1,8 +1,8 @@
 """Settings of rules as small files, which Snakemake compares by content like any other input.
 
 ``<results>/settings/<rule>.json`` holds settings of a whole run, ``settings/<rule>/<name>.json`` of a blend, stage or
-choice. They are written whenever Snakemake reads the workflow. Results of an earlier commit have no settings files and
-adopt them: a file is dated before the results, unless the results' own records contradict it.
+choice. They are written whenever Snakemake reads the workflow. Results of versions before 0.3.0 have none, and get them
+by `stagecoach migrate`.
 """
 
 import json
@@ -140,7 +140,7 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
 
 
 def write_settings(recipe: Recipe, results: Path) -> None:
-    """Write every settings file whose text differs; adopt it where the results are older than settings files.
+    """Write every settings file whose text differs.
 
     The settings file comes last, with its time, so that after a kill the next call does all of it again.
     """
@@ -159,19 +159,17 @@ def _write(recipe: Recipe, path: Path, settings: RuleSettings) -> None:
     before = _written(path)
     was_lost = before.pop(LOST, None) is not None
     has_come_back = was_lost and before == json.loads(settings.text)
-    if not made or (is_new and settings.is_contradicted()):
+    is_same = bool(settings.made_from) and not settings.differ()
+    if not made or (is_new and not (is_same and settings.made_from.exists())):
         write_text(path, settings.text)
         return
     is_grown = settings.grows(before)
     had_other_inputs = is_grown and not settings.made_from  # the files that are settings now
-    if is_new or had_other_inputs:
+    if had_other_inputs:
         for output in made:  # Snakemake's note of its inputs names others; its time stamp counts now
             with suppress(OSError):
                 (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
-    if is_new and settings.made_from:
-        write_text(settings.made_from, settings.text)
-    is_same = bool(settings.made_from) and not settings.differ()
-    is_adopted = is_new or has_come_back or is_same or had_other_inputs
+    is_adopted = has_come_back or is_same or had_other_inputs
     then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
     with filled_by_program(path) as fresh:
         fresh.write_text(settings.text, encoding="utf-8")

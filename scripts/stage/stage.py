@@ -28,6 +28,7 @@ from scripts.records import (
     read_record,
 )
 from scripts.stage.amendment import amended, amendment_for, link_start
+from scripts.stage.earlier_tree import refuse_run_directories
 from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths
 from scripts.stage.removal import await_discards, take_back
@@ -37,7 +38,6 @@ from scripts.stage.store import (
     identity_of,
     made_store,
     stage_facts,
-    take_in,
 )
 from scripts.stage.training_folder import TrainingFolder
 from scripts.stage.uses import note_project
@@ -238,7 +238,7 @@ class Stage:
     @property
     def training(self) -> TrainingFolder:
         """Return the folder that trains the identity, there or not, as it is now: each time a fresh object."""
-        return folder_of(self.root or self.results, self.trained_paths, self.identity)
+        return folder_of(self.root or self.results, self.identity)
 
     @property
     def last_training(self) -> TrainingFolder:
@@ -257,7 +257,7 @@ class Stage:
         training = TrainingFolder(folder)
         note_project(root)
         take_back(folder)
-        take_in(root, self.trained_paths)
+        refuse_run_directories(self.trained_paths)
         is_readable_alone = folder.is_dir() and not os.access(folder, os.W_OK)  # another person's: it can be published
         with nullcontext() if is_readable_alone else hold(training.owner_file, patience) as held:
             stage = self

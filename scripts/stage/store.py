@@ -13,43 +13,35 @@
         reach.json              where the data end
         exports/<content>/      exported models; exports/<checkpoint>.json records the export of a checkpoint
 
-``<stage>/run``, ``ckpt/weights`` and ``hf/model`` are relative links into the folder. A run directory of an earlier
-commit (a directory ``<stage>/run`` or ``run.<identity>``) is valid where it lies, and moves here when it trains on.
+``<stage>/run``, ``ckpt/weights`` and ``hf/model`` are relative links into the folder.
 """
 
-import errno
 import grp
 import math
 import os
 import shutil
 import stat
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 
 from scripts.errors import UserError, user_name, warn
-from scripts.files import canonical_json, fsync_directory, link_to, sha256_text
+from scripts.files import canonical_json, sha256_text
 from scripts.recipe.stage_settings import METRICS_OF_BEST, Checkpointing, TrainingConfig
 from scripts.records import (
-    ADVICE,
     CheckpointRecord,
     ExportRecord,
     Facts,
-    Files,
     Manifest,
     RunIdentity,
-    read_if_there,
 )
-from scripts.stage.owner import hold
-from scripts.stage.paths import STORE, StagePaths
-from scripts.stage.publish import MEGATRON, export_name, note_export
-from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.paths import STORE
+from scripts.stage.publish import export_name
+from scripts.stage.rundir import Checkpoint
 from scripts.stage.training_folder import TrainingFolder
 from scripts.stage.uses import find_uses
 
 LOGS = ("metrics.jsonl", "attempts.jsonl", "reach.json")
-MOMENT = 60.0
 GOING = "removing_"
 """How the name of a checkpoint begins during the removal."""
 
@@ -89,19 +81,9 @@ def facts_in(record: RunIdentity) -> Facts:
     return {name: record[name] for name in Facts.__annotations__ if name in record}
 
 
-def folder_of(root: Path, paths: StagePaths, identity: str) -> TrainingFolder:
-    """Return the folder that trains an identity, whether or not it exists yet.
-
-    `root` holds the results of all runs. A run directory of an earlier commit below `paths` is found where it lies.
-    """
-    folder = TrainingFolder(root / STORE / identity)
-    if folder.path.is_dir():
-        return folder
-    for run in (paths.run, paths.directory / f"run.{identity}"):
-        earlier = TrainingFolder(run)
-        if not earlier.is_in_store and earlier.identity == identity:
-            return earlier
-    return folder
+def folder_of(root: Path, identity: str) -> TrainingFolder:
+    """Return the folder that trains an identity, whether or not it exists yet; `root` holds the results of all runs."""
+    return TrainingFolder(root / STORE / identity)
 
 
 def group_number(group: str | None) -> int | None:
@@ -218,78 +200,3 @@ def _best(training: TrainingFolder, checkpointing: Checkpointing) -> list[Checkp
 
 def _number(value: float | None) -> float:
     return math.nan if value is None else value
-
-
-# --- trees of earlier commits, whose stages trained in a directory of their own ---
-
-
-def take_in(root: Path, paths: StagePaths) -> None:
-    """Rename a stage's run directories of earlier commits into the store, with its exports, and mend the links."""
-    lock = paths.directory / "owner.json"  # an earlier commit's training holds it
-    with hold(lock, MOMENT) if _earlier(paths) or lock.exists() else nullcontext():
-        for run in _earlier(paths):
-            identity = TrainingFolder(run).identity
-            if identity is not None:
-                _take(run, made_store(root) / identity)
-            elif any(run.iterdir()):
-                raise UserError(f"{run}: has files but no identity.json; {ADVICE[RunIdentity]}")
-            else:
-                run.rmdir()
-        _mend(root, paths)
-
-
-def _earlier(paths: StagePaths) -> list[Path]:
-    """Return the run directories of earlier commits that lie in a stage's folder."""
-    runs = [paths.directory / "run", *sorted(paths.directory.glob("run.*"))]
-    return [run for run in runs if run.is_dir() and not run.is_symlink()]
-
-
-def _take(run: Path, folder: Path) -> None:
-    """Rename a run directory into the store; a folder that is there gets the checkpoints that it lacks."""
-    try:
-        run.rename(folder)
-    except OSError as error:
-        if error.errno == errno.EXDEV:
-            raise UserError(f"{run}: is on another file system than the store; mv {run} {folder}") from None
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    else:
-        return fsync_directory(folder.parent)
-    with hold(TrainingFolder(folder).owner_file, MOMENT):
-        if TrainingFolder(run).newest_step > TrainingFolder(folder).newest_step:
-            for log in filter(Path.exists, (run / name for name in LOGS)):
-                log.replace(folder / log.name)
-        for checkpoint in TrainingFolder(run).checkpoints:
-            target = folder / "checkpoints" / checkpoint.path.name
-            target.parent.mkdir(exist_ok=True)
-            if not target.exists():
-                checkpoint.path.rename(target)
-        aside = (folder.with_name(f"{folder.name}.{number}") for number in count(1))
-        run.rename(next(path for path in aside if not path.exists()))
-    fsync_directory(folder.parent)
-
-
-def _mend(root: Path, paths: StagePaths) -> None:
-    """Let the links of a stage that an earlier commit published lead into the store; move its exports there."""
-    published = read_if_there(paths.record, CheckpointRecord)
-    exported = read_if_there(paths.export_record, ExportRecord)
-    for link, record in ((paths.weights, published), (paths.export, exported)):
-        if record and link.is_symlink() and link.readlink().parts[:2] == ("..", "run"):
-            target = root.joinpath(STORE, record["identity"], *link.readlink().parts[2:])
-            if target.is_dir():
-                link_to(link, target)
-    old = paths.directory / "exports"
-    folder = root / STORE / exported["identity"] if exported else None
-    if folder is None or not folder.is_dir() or not old.is_dir() or old.is_symlink():
-        return
-    exports = folder / "exports"
-    exports.mkdir(exist_ok=True)
-    for export in old.glob("[!.]*"):
-        if not export.is_symlink() and not (exports / export.name).exists():
-            export.rename(exports / export.name)
-    for export in filter(Path.is_dir, exports.glob("[!.]*")):
-        if not os.path.lexists(old / export.name):
-            link_to(old / export.name, export)
-    is_model = not (exports / exported["content"] / MEGATRON).is_symlink()
-    if is_model and (files := read_if_there(folder / f"checkpoints/step_{exported['step']}" / FILES, Files)):
-        note_export(exports, files, exported)

@@ -95,8 +95,8 @@ class TrainingFolder:
 
     @property
     def owner_file(self) -> Path:
-        """The lock: within a folder of the store, beside a run directory of earlier commits."""
-        return self.path / "owner.json" if self.is_in_store else self.path.with_name("owner.json")
+        """The lock."""
+        return self.path / "owner.json"
 
     def owner(self) -> dict[str, Any] | None:
         """Read who holds the lock, dead or alive; None for nobody, an empty record for a damaged one."""

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from scripts.commands.migrate import migrate
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.stage.lost import lost_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.state import States
-from scripts.stage.store import made_store, take_in
+from scripts.stage.store import made_store
 from tests.conftest import ROOT
 
 RECORDED, RESULTS, ROOT_OF_RESULTS = ROOT / "tests/recorded", Path("results/recorded"), Path("results")
@@ -26,9 +27,7 @@ def tree(tmp_path, monkeypatch):
     shutil.copytree(RECORDED / "results", "results", symlinks=True)
     shutil.copy(RECORDED / "recipe.yaml", "recipe.yaml")
     recipe = load_recipe(Path("recipe.yaml"))
-    for stage in STAGES:
-        take_in(ROOT_OF_RESULTS, StagePaths(RESULTS / stage))
-    write_settings(recipe, RESULTS)
+    list(migrate(recipe, RESULTS, ROOT_OF_RESULTS))
     return recipe
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.backends.protocol import StopRequest
+from scripts.commands.migrate import take_runs
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
 from scripts.commands.status import status_text
@@ -36,7 +37,6 @@ from scripts.stage.consistency import exported_model, refuse_damage
 from scripts.stage.paths import StagePaths
 from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from scripts.stage.stage import Stage
-from scripts.stage.store import take_in
 from scripts.stage.training_folder import TrainingFolder
 from scripts.train.run import Attempt, train_stage
 from tests.conftest import ROOT, SHORT
@@ -247,12 +247,13 @@ def test_a_run_directory_without_and_with_a_damaged_identity_gets_the_same_advic
     path.write_text("{}")
     for _ in range(2):
         with pytest.raises(UserError, match=r"write the file again .* or move the directory away") as refusal:
-            take_in(chain, stage.paths)
+            list(take_runs(chain, stage.paths))
         said.append(str(refusal.value).partition(";")[2])
         path.unlink(missing_ok=True)
     assert said[0] == said[1]
     record = read_json(stage.paths.record)
     write_json(path, {"identity": record["identity"], **record["facts"]})  # the advice
+    list(take_runs(chain, stage.paths))
     assert TrainingFolder(stage.paths.run).identity == before["identity"]
 
 

@@ -1,14 +1,18 @@
-"""Settings of rules as files: written where they differ, adopted by earlier results, and which data they make anew."""
+"""Settings of rules as files: written where they differ, adopted by `stagecoach migrate`, and which data they renew."""
 
-import base64
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from scripts.commands.migrate import migrate
 from scripts.data.source_record import content_of
+from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
+from scripts.stage.consistency import exported_model
+from scripts.stage.earlier_tree import refuse_earlier_results
 from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
 from tests.conftest import ROOT
 from tests.killing import killed_at
@@ -18,14 +22,10 @@ RECORDED, RESULTS = ROOT / "tests/recorded", Path("results")
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    """The results of an earlier commit with the recipe that made them, and a note of Snakemake of each record."""
+    """The results of a version before 0.3.0 with the recipe that made them."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(RECORDED / "results/recorded", "results", symlinks=True)
     shutil.copy(RECORDED / "recipe.yaml", "recipe.yaml")
-    notes = Path(".snakemake/metadata")
-    notes.mkdir(parents=True)
-    for record in RESULTS.rglob("*.json"):
-        (notes / base64.urlsafe_b64encode(str(record).encode()).decode()).write_text("{}")
     return tmp_path
 
 
@@ -34,6 +34,11 @@ def edited(old="", new=""):
     assert old in text
     Path("recipe.yaml").write_text(text.replace(old, new, 1))
     return load_recipe(Path("recipe.yaml"))
+
+
+def take_over(recipe):
+    """Migrate the results by a recipe, which may have been edited before."""
+    return list(migrate(recipe, RESULTS, Path()))
 
 
 def newer_than_results(recipe):
@@ -45,37 +50,53 @@ def newer_than_results(recipe):
     }
 
 
-def noted():
-    return {base64.urlsafe_b64decode(path.name).decode() for path in Path(".snakemake/metadata").iterdir()}
+def refused(recipe):
+    """What a start says of results of an earlier version; nothing of others."""
+    try:
+        refuse_earlier_results(RESULTS, recipe.stages, recipe.blends)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
-def test_results_of_an_earlier_commit_adopt_their_settings_and_snakemake_forgets_the_inputs_they_lack(tree):
+def test_results_of_an_earlier_version_are_refused_and_adopt_their_settings_by_migrate(tree):
     recipe = edited()
-    assert data_to_be_made(recipe, RESULTS) == set()
-    write_settings(recipe, RESULTS)
-    assert newer_than_results(recipe) == set()
-    assert data_to_be_made(recipe, RESULTS) == set()
-    outputs = {str(output) for settings in settings_files(recipe, RESULTS).values() for output in settings.outputs}
-    assert not noted() & outputs and "results/sft/hf/record.json" in noted()
+    assert re.fullmatch(
+        r"results/sft/run and 2 more: trained by .*; stagecoach migrate takes them over.*", refused(recipe)
+    )
+    said = take_over(recipe)
+    assert said[-1] == "results/settings: settings of 14 rules, as their results were made"
+    assert not refused(recipe)
+    assert newer_than_results(recipe) == set() and data_to_be_made(recipe, RESULTS) == set()
     before = {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")}
     write_settings(recipe, RESULTS)
+    assert take_over(recipe) == []
     assert {path: path.stat().st_mtime_ns for path in RESULTS.rglob("*")} == before
 
 
-def test_a_kill_while_settings_are_adopted_makes_nothing_stale_and_leaves_nothing(tree):
+def test_a_kill_while_results_are_migrated_leaves_what_a_start_refuses_and_the_next_call_finishes(tree):
     recipe = edited()
     shutil.copytree(RESULTS, "before", symlinks=True)
-    for call in range(1, 1000, 9):
-        status = killed_at(call, lambda: write_settings(recipe, RESULTS))
-        write_settings(recipe, RESULTS)
+    weights = {stage: (RESULTS / stage / "ckpt/weights/model.safetensors").read_bytes() for stage in recipe.stages}
+    for call in range(1, 3000, 61):
+        status = killed_at(call, lambda: take_over(recipe))
+        assert refused(recipe) or newer_than_results(recipe) == set()
+        take_over(recipe)
+        assert not refused(recipe)
         assert newer_than_results(recipe) == set() and data_to_be_made(recipe, RESULTS) == set()
-        assert not [*RESULTS.rglob("*.tmp")]
+        assert not [*Path().rglob("*.tmp"), *RESULTS.glob(".settings*")]
         assert (RESULTS / "data/source/made_from.json").exists()
+        for stage, content in weights.items():
+            folder = (RESULTS / stage / "run").resolve()
+            assert folder.parent.name == "store" and folder == (RESULTS / stage / "ckpt/weights").resolve().parents[1]
+            assert (RESULTS / stage / "ckpt/weights/model.safetensors").read_bytes() == content
+            assert exported_model(RESULTS / stage / "hf/record.json").is_dir()
         if status == 0:
             break
         shutil.rmtree(RESULTS)
+        shutil.rmtree("store", ignore_errors=True)
         shutil.copytree("before", RESULTS, symlinks=True)
-    assert call > 30
+    assert call > 200
 
 
 HOLDOUT = ("    rows: 24\n    holdout: 8", "    rows: 24\n    holdout: 9")
@@ -96,8 +117,10 @@ ALL = {"sft", "rlvr", "rlhf"}
 )
 def test_an_edit_is_newer_than_the_results_and_names_the_data_to_be_made(tree, edit, made, newer, is_adopted):
     if is_adopted:
-        write_settings(edited(), RESULTS)
+        take_over(edited())
     recipe = edited(*edit)
+    if not is_adopted:
+        take_over(recipe)
     if is_adopted or edit is not HOLDOUT:  # the source's record tells no number of rows
         assert data_to_be_made(recipe, RESULTS) == made
     write_settings(recipe, RESULTS)
@@ -118,14 +141,16 @@ def test_an_edit_is_newer_than_what_was_made_of_adopted_settings_or_by_another_p
     tree, edit, newer, unadopted, is_adopted
 ):
     if is_adopted:
-        write_settings(edited(), RESULTS)
+        take_over(edited())
     recipe = edited(*edit)
+    if not is_adopted:
+        take_over(recipe)
     write_settings(recipe, RESULTS)
     assert newer_than_results(recipe) == (newer if is_adopted else unadopted)
 
 
 def test_an_edit_taken_back_makes_nothing_anew(tree):
-    write_settings(edited(), RESULTS)
+    take_over(edited())
     write_settings(edited(*HOLDOUT), RESULTS)
     recipe = edited(HOLDOUT[1], HOLDOUT[0])
     assert data_to_be_made(recipe, RESULTS) == set()
@@ -135,7 +160,7 @@ def test_an_edit_taken_back_makes_nothing_anew(tree):
 
 def test_data_are_made_anew_where_they_are_gone_or_the_source_has_other_files(tree):
     recipe = edited()
-    write_settings(recipe, RESULTS)
+    take_over(recipe)
     manifest, record = Path("results/data/rlvr/manifest.json"), Path("results/data/source/record.json")
     described = json.loads(manifest.read_text())
     described["source"]["content"] = content_of(json.loads(record.read_text()), "rlvr")
@@ -152,7 +177,7 @@ def test_data_are_made_anew_where_they_are_gone_or_the_source_has_other_files(tr
 
 
 def test_a_new_blend_leaves_those_of_a_pinned_source_as_they_are(tree):
-    write_settings(edited(), RESULTS)
+    take_over(edited())
     new = "blends:\n  more: {rows: 30, holdout: 9, environments: [mcqa_simple_agent]}\n"
     assert data_to_be_made(edited("blends:\n", new), RESULTS) == {"more"}
 

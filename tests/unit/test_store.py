@@ -15,6 +15,7 @@ import pytest
 
 from scripts import files
 from scripts.backends.protocol import Backend, StopRequest
+from scripts.commands.migrate import take_runs
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.load import load_recipe
@@ -27,7 +28,7 @@ from scripts.stage.publish import export_checkpoint, publish_checkpoint
 from scripts.stage.removal import discard, unlinked
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
-from scripts.stage.store import folder_of, prune_checkpoints
+from scripts.stage.store import prune_checkpoints
 from scripts.stage.training_folder import TrainingFolder
 from scripts.train.export import export
 from scripts.train.run import UNFINISHED, Attempt, train_stage
@@ -174,7 +175,7 @@ def test_weights_are_hashed_once_a_checkpoint_and_once_an_export(train, monkeypa
         hashed.append(path.name)
         return really(path)
 
-    for module in ("scripts.files", "scripts.stage.rundir", "scripts.stage.consistency"):
+    for module in ("scripts.files", "scripts.stage.rundir"):
         monkeypatch.setattr(f"{module}.sha256_file", noted)
     a = stage_of("a")
     for _ in range(2):
@@ -240,31 +241,41 @@ def test_a_store_is_as_open_as_the_folder_of_results(train):
     assert Path("results/store").stat().st_mode & 0o7777 == 0o2777
 
 
-# --- trees of earlier commits ---
+# --- trees of versions before 0.3.0, which `stagecoach migrate` takes over ---
 
 
-def test_a_run_directory_of_an_earlier_commit_is_valid_where_it_lies_and_moves_when_it_trains_on(train):
+def taken(stage: Stage) -> list[str]:
+    """What is said of a stage's run directories that are taken into the store."""
+    return list(take_runs(Path("results"), stage.paths))
+
+
+def test_a_run_directory_is_refused_and_trains_on_once_it_is_taken_into_the_store(train):
     other = stage_of("a", seed=2)
     aside = earlier(other, 1, name=f"run.{other.identity}")
+    kept = aside.rename("kept")
     a = stage_of("a")
     run = earlier(a, 2, 3)
-    Path("results/store", aside.name.removeprefix("run.")).rename(aside)
-    assert a.training.path == a.paths.run == run and TrainingFolder(run).owner_file == a.paths.directory / "owner.json"
-    assert folder_of(Path("results"), a.paths, aside.name.removeprefix("run.")).path == aside
-    assert exported_model(a.paths.export_record).parent == a.paths.directory / "exports"
-    assert train(a) == (0, [3])
+    kept.rename(aside)
+    with pytest.raises(UserError, match=r"results/a/sft/run and 1 more: trained by .* stagecoach migrate takes them"):
+        train(a)
     folder = Path("results/store", a.identity)
-    assert a.paths.run == folder and [each.step for each in TrainingFolder(folder).checkpoints] == [2, 3, 4]
-    assert TrainingFolder(Path("results/store", aside.name.removeprefix("run."))).newest_step == 1
+    assert taken(a) == [f"{run}: now {folder}", f"{aside}: now results/store/{other.identity}"]
+    assert taken(a) == []
+    a = stage_of("a")
+    assert a.paths.run == folder and a.paths.weights.resolve() == checkpoint(folder, 3).resolve()
     assert exported_model(a.paths.export_record).resolve().parent == (folder / "exports").resolve()
+    assert train(a) == (0, [3])
+    assert [each.step for each in TrainingFolder(folder).checkpoints] == [2, 3, 4]
+    assert TrainingFolder(Path("results/store", other.identity)).newest_step == 1
     assert [(it["from"], it["to"]) for it in TrainingFolder(folder).attempts] == [(0, 3), (3, 4)]
     assert not [*a.paths.directory.glob("run.*")]
 
 
-def test_an_export_of_an_earlier_commit_is_taken_and_not_made_again(train, monkeypatch):
+def test_an_export_is_taken_and_not_made_again(train, monkeypatch):
     a = stage_of("a")
     earlier(a, 4)
     before = read_json(a.paths.export_record)
+    taken(a)
     assert train(a) == (0, [])
     shutil.rmtree(a.paths.export_record.parent)
     monkeypatch.setattr(StandIn, "export", lambda *_: pytest.fail("exported a second time"))
@@ -272,11 +283,12 @@ def test_an_export_of_an_earlier_commit_is_taken_and_not_made_again(train, monke
     assert read_json(a.paths.export_record) == before
 
 
-def test_twins_of_an_earlier_commit_become_one_folder_that_has_the_checkpoints_of_both(train):
+def test_twins_become_one_folder_that_has_the_checkpoints_of_both(train):
     a, b = stage_of("a"), stage_of("b")
     earlier(a, 1, 3)
     earlier(b, 2, 4)
-    assert train(a) == (0, [3]) and train(b) == (0, [])
+    taken(a), taken(b)
+    assert train(a) == (0, []) and train(b) == (0, [])
     folder = Path("results/store", a.identity)
     assert [each.step for each in TrainingFolder(folder).checkpoints] == [1, 2, 3, 4]
     assert [path.name for path in unlinked(Path("results"))] == [f"{a.identity}.1"]
@@ -288,9 +300,10 @@ def test_a_directory_that_nobody_owns_is_not_touched(train):
     (a.paths.directory / "run").mkdir()
     (a.paths.directory / "run/weights").write_text("somebody's")
     with pytest.raises(UserError, match=r"has files but no identity.json"):
-        train(a)
+        taken(a)
     assert (a.paths.directory / "run/weights").exists()
     (a.paths.directory / "run/weights").unlink()
+    taken(a)
     assert train(a) == (0, [0])
 
 

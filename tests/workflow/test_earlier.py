@@ -1,4 +1,4 @@
-"""Trees that earlier commits finished, under today's code: all is fresh, lineage verifies, a half-trained stage resumes.
+"""Trees of versions before 0.3.0 after `stagecoach migrate`: all is fresh, lineage verifies, a half-trained stage resumes.
 
 tests/recorded/trees/ holds them, named by commit and recipe; tests/recorded/README.md says how they were made.
 """
@@ -25,7 +25,7 @@ HALF_TRAINED = {"families": "dpo", "choices": "rlvr.lr-0.002"}
 
 @pytest.fixture(params=TREES, ids=lambda path: path.name.removesuffix(".tar.xz"))
 def tree(request, tmp_path):
-    """An unpacked tree, with the notes that Snakemake made of its outputs; `run` is its recipe's and run's name."""
+    """A migrated tree, with the notes that Snakemake made of its outputs; `run_name` is its recipe's and run's name."""
     workflow = Workflow(tmp_path)
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="tar")
@@ -33,6 +33,7 @@ def tree(request, tmp_path):
     workflow.configure(workflow.run_name)
     for output, noted in json.loads((tmp_path / "snakemake.json").read_text()).items():
         write_metadata(tmp_path, output, noted)
+    workflow.run("python", "-m", "scripts.commands", "migrate")
     return workflow
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts.stage.paths import StagePaths
-from scripts.stage.store import take_in
 from tests.conftest import ROOT, Workflow
 from tests.recorded.identities import TABLE, identities
 
@@ -20,25 +18,47 @@ STAGES = ("sft", "rlvr", "rlhf")
 NOTHING = "Nothing to be done (all requested files are present and up to date)."
 
 
-@pytest.fixture
-def recorded(tmp_path):
-    """The recorded chain in a tree of its own, its files all of one time, without what Snakemake noted of it."""
-    workflow = Workflow(tmp_path)
-    workflow.configure("recorded")
-    shutil.copy(RECORDED / "recipe.yaml", tmp_path / "config/recipes/recorded.yaml")
-    shutil.copytree(RECORDED / "results", tmp_path / "results", symlinks=True)
-    then = time.time() - 3600
-    for path in workflow.results.rglob("*"):
-        os.utime(path, (then, then), follow_symlinks=False)
-    return workflow
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """The recorded chain as it was written, its files all of one time, and the same after `stagecoach migrate`.
+
+    Each with what Snakemake noted of the outputs, and without.
+    """
+    made = {}
+    for name in ("noted", "plain"):
+        root = tmp_path_factory.mktemp(name)
+        workflow = Workflow(root)
+        workflow.configure("recorded")
+        shutil.copy(RECORDED / "recipe.yaml", root / "config/recipes/recorded.yaml")
+        shutil.copytree(RECORDED / "results", root / "results", symlinks=True)
+        then = time.time() - 3600
+        for path in workflow.results.rglob("*"):
+            os.utime(path, (then, then), follow_symlinks=False)
+        if name == "noted":
+            for output, metadata in json.loads((RECORDED / "snakemake.json").read_text()).items():
+                write_metadata(root, output, metadata)
+        made[f"{name}, written"] = workflow.copied_to(tmp_path_factory.mktemp(f"{name}_written"))
+        workflow.run("python", "-m", "scripts.commands", "migrate")
+        made[name] = workflow
+    return made
 
 
 @pytest.fixture
-def noted(recorded):
-    """The recorded chain with what Snakemake noted of each output."""
-    for output, metadata in json.loads((RECORDED / "snakemake.json").read_text()).items():
-        write_metadata(recorded.root, output, metadata)
-    return recorded
+def recorded(trees, tmp_path):
+    """The migrated chain in a tree of its own, without what Snakemake noted of it."""
+    return trees["plain"].copied_to(tmp_path)
+
+
+@pytest.fixture
+def noted(trees, tmp_path):
+    """The migrated chain with what Snakemake noted of each output, as far as it was to remember."""
+    return trees["noted"].copied_to(tmp_path)
+
+
+@pytest.fixture
+def written(trees, tmp_path):
+    """The chain as a version before 0.3.0 wrote it, with Snakemake's notes."""
+    return trees["noted, written"].copied_to(tmp_path)
 
 
 def write_metadata(root: Path, output: str, metadata: dict) -> None:
@@ -55,15 +75,25 @@ def recorded_json(*parts: str) -> dict:
     return json.loads((RECORDED / "results/recorded").joinpath(*parts).read_text())
 
 
-def test_without_snakemakes_notes_nothing_is_to_be_done_and_nothing_is_written_anew(recorded):
+def test_results_of_an_earlier_version_are_refused_and_nothing_is_touched(written):
+    before = files(written.results)
+    said = written.snakemake("--dry-run", check=False)
+    assert "results/recorded/sft/run and 2 more: trained by a version before 0.3.0; stagecoach migrate" in said
+    assert "rule train" not in said and "Traceback" not in said
+    for command in ("plan", "status"):
+        told = written.run("python", "-m", "scripts.commands", command, check=False).stdout
+        assert told.count("stagecoach migrate takes them over, and trains nothing") == 1 and "fresh" not in told
+    assert files(written.results) == before
+
+
+def test_after_migrate_nothing_is_to_be_done_and_every_file_is_as_it_was(recorded):
     assert NOTHING in recorded.snakemake("--dry-run")
     before = files(RECORDED / "results/recorded")
-    assert files(recorded.results).items() >= before.items()
-    added = {name for name in files(recorded.results).keys() - before.keys() if not name.endswith("/made_from.json")}
-    assert all(name.startswith("settings/") for name in added)
-    adopted = {path: path.stat().st_mtime_ns for path in recorded.results.rglob("*")}
+    assert {name: (recorded.results / name).read_bytes() for name in before} == before
+    migrated = {path: path.stat().st_mtime_ns for path in recorded.results.rglob("*")}
+    assert "nothing to take over" in recorded.run("python", "-m", "scripts.commands", "migrate").stdout
     assert NOTHING in recorded.snakemake("--dry-run")
-    assert {path: path.stat().st_mtime_ns for path in recorded.results.rglob("*")} == adopted
+    assert {path: path.stat().st_mtime_ns for path in recorded.results.rglob("*")} == migrated
 
 
 def test_with_what_snakemake_noted_nothing_but_the_runs_pages_is_to_be_made(noted):
@@ -72,7 +102,7 @@ def test_with_what_snakemake_noted_nothing_but_the_runs_pages_is_to_be_made(note
 
 @pytest.mark.parametrize(("key", "is_found"), [("input", True), ("params", False)])
 def test_another_input_than_the_noted_would_be_found_and_another_param_would_not(noted, key, is_found):
-    assert noted.planned() == set()  # the results adopt their settings' files
+    assert noted.planned() == set()
     for output in ("results/recorded/rlvr/ckpt", "results/recorded/rlvr/ckpt/record.json"):
         metadata = json.loads((RECORDED / "snakemake.json").read_text())[output]
         metadata["input"] = sorted([*metadata["input"], "results/recorded/settings/train/rlvr.json"])
@@ -89,8 +119,6 @@ def test_plan_and_status_call_every_stage_fresh_whose_identity_is_the_recorded(r
 
 
 def test_of_a_store_that_is_gone_plan_and_snakemakes_jobs_agree_that_its_stages_train(noted):
-    for stage in STAGES:
-        take_in(noted.root / "results", StagePaths(noted.results / stage))
     assert not noted.planned_jobs()["train"]
     lost = (noted.results / "rlvr/ckpt/weights").resolve().parents[1]
     lost.rename(noted.root / "away")
@@ -165,10 +193,10 @@ def test_another_start_trains_from_the_model_and_the_chain_of_before_comes_back(
 
 
 def test_a_run_directory_publishes_the_same_again_and_another_goes_on_from_its_newest_checkpoint(noted):
-    published = {name: files(noted.results / "sft" / name) for name in ("ckpt", "hf", "exports")}
-    for name in (*published, "metrics.parquet"):
-        path = noted.results / "sft" / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    published = {name: files(RECORDED / "results/recorded/sft" / name) for name in ("ckpt", "hf", "exports")}
+    for name in ("ckpt", "hf", "exports", "run/exports"):
+        shutil.rmtree(noted.results / "sft" / name)
+    (noted.results / "sft/metrics.parquet").unlink()
     shutil.rmtree(noted.results / "rlvr/ckpt")
     shutil.rmtree(noted.results / "rlvr/run/checkpoints/step_2")
     targets = [f"results/recorded/{name}" for name in ("rlvr/ckpt/record.json", "sft/metrics.parquet")]
