@@ -49,8 +49,13 @@ def config_text(values: dict[str, Any]) -> str:
 
 def read_config(path: Path) -> TrainingConfig:
     """Read a resolved config written by Stagecoach."""
+    return config_in(read_values(path), path)
+
+
+def config_in(values: dict[str, Any], path: Path) -> TrainingConfig:
+    """Return the resolved config that a file's values describe; UserError where they describe none."""
     try:
-        return training_config(read_values(path))
+        return training_config(values)
     except (KeyError, TypeError, ValidationError) as error:
         raise UserError(f"{path}: no readable training config ({error}); start Snakemake, which writes it") from None
 

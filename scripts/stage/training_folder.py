@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from scripts.files import append_json, describe_files, fsync_directory, read_tail, sync_tree, write_json
-from scripts.recipe.resolve import read_config, read_values
+from scripts.recipe.resolve import config_in, read_values
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.records import Reach, Reaches, RunIdentity, parse_lines, read_if_there, read_lines
 from scripts.slurm.client import own_job_id
@@ -79,7 +79,7 @@ class TrainingFolder:
     @cached_property
     def config(self) -> TrainingConfig:
         """The resolved config; UserError where it is missing, damaged or of an unknown kind."""
-        return read_config(self.config_file)
+        return config_in(self.config_values, self.config_file)
 
     @property
     def config_file(self) -> Path:
