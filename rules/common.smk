@@ -5,22 +5,27 @@ import sys
 from pathlib import Path
 
 from scripts.errors import UserError
+from scripts.python_files import see_in
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
 from scripts.recipe.resolve import sync_configs
 from scripts.controller.alerts import refuse_secrets
+from scripts.controller.asked_again import check_names, close_asked, folders_asked
 from scripts.controller.prepare import prepare, refuse_taken_folder
 from scripts.commands.project import note_config
 from scripts.commands.doctor import problems
 from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.graph import EXPORT, IMAGE_MARKS, TASK_SCORES
+from scripts.remote.remote_store import RemoteStore
 from scripts.stage.earlier_tree import refuse_earlier_results
 from scripts.stage.paths import STORE
 from scripts.stage.rule_settings import write_settings
 from scripts.stage.stage import Stage
+from scripts.stage.state import States
 
 CONFIG = parse_config(config)
+see_in(Path(CONFIG.results))
 RECIPE = load_recipe(Path(CONFIG.recipe), CONFIG.seed, CONFIG.model, CONFIG.start)
 os.environ[START] = CONFIG.start or ""
 CONSOLE.config, CONSOLE.recipe = CONFIG, RECIPE
@@ -36,6 +41,8 @@ TRAINED = [start.name for start in GRAPH.jobs]
 SCORED = [start.name for start in GRAPH.jobs if start.is_scored]
 # Of stages that answer no held-out prompts, those whose held-out rows of written answers are measured.
 WRITTEN = [start.name for start in GRAPH.jobs if start.measured and not start.scored]
+# The folders of the store in which this call trains stages again; its jobs read them from the stages' folders.
+AGAIN = {}
 if workflow.is_main_process:
     refuse_taken_folder(CONFIG, TRAINED)
     refuse_earlier_results(Path(RESULTS), TRAINED, RECIPE.blends)
@@ -45,7 +52,13 @@ if workflow.is_main_process:
     if refused := problems(RECIPE, Path(RESULTS), SITE):
         raise UserError("\n  ".join(refused))
     sync_configs(RECIPE, Path(RESULTS))
-    write_settings(RECIPE, Path(RESULTS))
+    check_names(RECIPE, CONFIG.again)
+    if not workflow.output_settings.dryrun:
+        close_asked(RECIPE, Path(RESULTS), but=CONFIG.again)
+    if CONFIG.again:
+        known = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=RemoteStore.to_pull_from(CONFIG.store))
+        AGAIN = folders_asked(known, CONFIG.again)
+    write_settings(RECIPE, Path(RESULTS), AGAIN)
     note_config(CONFIG)
 
 LIGHT = light_resources(SITE)

@@ -4,6 +4,7 @@ from shutil import which
 
 from scripts.backends.by_name import backend_of
 from scripts.controller.alerts import Messenger
+from scripts.controller.asked_again import close_asked, note_asked
 from scripts.controller.retries import Retries
 from scripts.controller.scheduling import Answers, ask
 from scripts.commands.plan import check_budget, dry_run_text
@@ -13,7 +14,7 @@ from scripts.files import sweep_leftovers
 from scripts.slurm.resources import check_executor, check_site
 from scripts.stage.removal import finish_discards, line_of
 
-PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results), CONFIG.store)
+PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results), CONFIG.store, AGAIN)
 
 
 def trained_by(jobs):
@@ -67,6 +68,8 @@ def check_before_submitting():
             raise UserError(
                 "\n  ".join([f"nothing is submitted; mend {CONFIG.site}, or the recipe's resources:", *refused])
             )
+    trained = {GRAPH[name].stage for name in stages_to_train()}
+    note_asked(RECIPE, Path(RESULTS), Path(CONFIG.results), AGAIN, trained)
     ALERTS.start()
 
 
@@ -91,8 +94,9 @@ def plan_of_dry_run():
     return "\n".join([plan, *answers])
 
 
-def where_the_report_is():
-    """What a call says that went well."""
+def end_well():
+    """Close what the call asked to train again, and return what it says at its end."""
+    close_asked(RECIPE, Path(RESULTS))
     return f"The report is {RESULTS}/report.html" if Path(f"{RESULTS}/report.html").exists() else None
 
 
@@ -110,4 +114,4 @@ ask(
         on_term=RETRIES.stop,
     ),
 )
-CONSOLE.plan, CONSOLE.at_end = plan_of_dry_run, where_the_report_is
+CONSOLE.plan, CONSOLE.at_end = plan_of_dry_run, end_well

@@ -1,14 +1,12 @@
 # A stage's life: preflight -> train in run/ -> ckpt/ -> hf/, from which the next stage starts.
 from scripts.slurm.jobs import orphan_of
 from scripts.slurm.resources import ARGUMENTS
-from scripts.remote.remote_store import RemoteStore
 from scripts.stage.left_out import left_out
 from scripts.stage.purpose import purpose_of
-from scripts.stage.state import States
 
 STORE_ASKED = CONFIG.store.model_dump_json() if CONFIG.store else ""
 REMOTE = RemoteStore.to_pull_from(CONFIG.store)
-STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=REMOTE, max_age=2.0)
+STATES = States(RECIPE, Path(RESULTS), Path(CONFIG.results), store=REMOTE, max_age=2.0, again=AGAIN)
 
 
 def python_of(wildcards):

@@ -143,6 +143,33 @@ class Amendments(TypedDict):
     amendments: list[Amendment]
 
 
+class Again(TypedDict):
+    """An entry of again.json: the store's folder for a further training of an identity, and the folder before."""
+
+    identity: PartName
+    folder: PartName
+    before: PartName
+    is_open: bool
+
+
+class Agains(TypedDict):
+    """again.json of a stage."""
+
+    trainings: list[Again]
+
+
+class TrainedAgain(TypedDict):
+    """The comparison of a further training with the training before at a step."""
+
+    folder: PartName
+    before: PartName
+    step: Count
+    weights: Literal["equal", "other", "unknown"]
+
+
+ComparedSteps = dict[Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")], TrainedAgain]
+
+
 class Data(TypedDict):
     """The training data of a stage."""
 
@@ -221,6 +248,7 @@ class Origins(TypedDict, total=False):
     data_ended: DataEnded
     selected: Selected
     amended: list[Amendment]
+    again: TrainedAgain
     trained_by: list[Span]
     parents: list["Parent"]
     roles: dict[str, "Parent"]

@@ -109,7 +109,8 @@ class TrainingJob:
 
     The backend trains up to step `max_num_steps` and seals that step; the learning rate's schedule ends at
     `planned`. The start is checkpoint `resume_from`, else `parent_model`, else (None) the config's own model. A stage
-    that continues its parent has a checkpoint of the parent, of step `begun`, after which the data start anew. The
+    that continues its parent has a checkpoint of the parent, of step `begun`, after which the data start anew. With
+    `is_amended` the checkpoint may be of a training with other settings, and those of `config` count from it on. The
     backend seals checkpoints with ``training.seal`` and logs steps into ``run/metrics.jsonl``. At the end of each
     step it asks `stop`; once a stop is due, it seals the step and returns.
 
@@ -133,6 +134,7 @@ class TrainingJob:
     environments: dict[str, Path]
     roles: dict[str, Path] = field(default_factory=dict)
     begun: int = 0
+    is_amended: bool = False
     processes: int = 1
     accelerator: str = "cpu"
     directory: Path | None = None
@@ -191,6 +193,11 @@ class TrainingJob:
     def continues(self) -> bool:
         """Whether the checkpoint to resume from is the parent's."""
         return 0 < self.begun == self.start
+
+    @property
+    def goes_on_by_config(self) -> bool:
+        """Whether the config's rate, betas and decay replace those that the checkpoint to resume from holds."""
+        return self.continues or self.is_amended
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Let a stage go on from its newest checkpoint after an environment's file was corrected."""
+"""Let a stage go on from its newest checkpoint under another environment's file, pin or setting."""
 
 import argparse
 from dataclasses import replace

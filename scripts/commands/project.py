@@ -3,11 +3,13 @@
 import argparse
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scripts.files import write_json
+from scripts.python_files import see_in
 from scripts.recipe.config import Config, Store
 from scripts.recipe.load import load_config, load_recipe, load_site
 from scripts.recipe.recipe import Recipe
@@ -27,7 +29,7 @@ NOTED = "settings/config.json"
 
 @dataclass(frozen=True)
 class Project:
-    """Hold recipe, site and results; `root` holds the results of all runs."""
+    """Hold recipe, site and results; `root` holds the results of all runs, `again` what a call trains again."""
 
     recipe: Recipe
     site: Site
@@ -35,6 +37,7 @@ class Project:
     over_budget: bool = False
     root: Path | None = None
     store: Store | None = None
+    again: Mapping[str, str] = field(default_factory=dict)
 
     def stages(self) -> list[Stage]:
         """Return every stage, parents first."""
@@ -44,7 +47,7 @@ class Project:
         """Return the state of every stage, parents first."""
         jobs = latest_jobs(self.results) if self.site.slurm else {}
         remote = RemoteStore.to_pull_from(self.store)
-        return States(self.recipe, self.results, self.root, jobs, remote).all()
+        return States(self.recipe, self.results, self.root, jobs, remote, again=self.again).all()
 
 
 def store_refusals(store: Store | None) -> list[str]:
@@ -84,6 +87,7 @@ def project_of(arguments: argparse.Namespace, may_be_earlier: bool = False) -> P
         from scripts.controller.alerts import refuse_secrets  # noqa: PLC0415 (needs Snakemake's packages)
 
         refuse_secrets(config.alerts)
+    see_in(Path(config.results))
     recipe = load_recipe(Path(config.recipe), config.seed, config.model, config.start)
     site = load_site(Path(config.site), recipe)
     if not may_be_earlier:

@@ -12,6 +12,7 @@ from scripts.files import amount
 from scripts.records import CheckpointRecord, read_record
 from scripts.remote.pruning import prune
 from scripts.remote.remote_store import RemoteStore
+from scripts.stage.again import trained_in
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.push import push_published
@@ -108,7 +109,7 @@ def fetch(project: Project, store: RemoteStore, stage: str) -> str:
     """Fetch the missing files of a stage's published checkpoint; files already here are hashed."""
     paths = StagePaths(project.results / stage)
     record = read_record(paths.record, CheckpointRecord)
-    training, step = _training_of(project, record["identity"]), record["step"]
+    training, step = _training_of(project, trained_in(record)), record["step"]
     with hold(training.owner_file):
         pull(store, training, step, is_whole=True)
     if damage := training.checkpoint(step).damage():

@@ -1,7 +1,7 @@
 """config/config.yaml: the first file a user edits."""
 
 import os
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PositiveFloat, PositiveInt
 
@@ -44,6 +44,11 @@ class Store(Strict):
     Default: required, except in a folder of one's own."""
 
 
+def _names(value: Any) -> Any:
+    """Return the names in a text, parted by commas, as a list; leave other values unchanged."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
 class Config(Strict):
     """config/config.yaml: the first file a user edits."""
 
@@ -61,6 +66,9 @@ class Config(Strict):
     """Name of the pretrained model to start from, instead of the recipe's."""
     start: str | None = None
     """The stage to start from the model, instead of the recipe's; earlier stages are left out."""
+    again: Annotated[list[Name], BeforeValidator(_names)] = Field(
+        [], description="Stages to train again although nothing changed, for a call: --config again=STAGE."
+    )
     over_budget: bool = False
     """Train although the plan exceeds the site's budget_gpu_hours."""
     tracking: Tracking | None = None

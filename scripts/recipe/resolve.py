@@ -8,7 +8,8 @@ import yaml
 from pydantic import ValidationError
 
 from scripts.errors import UserError
-from scripts.files import canonical_json, read_bytes, sha256_file, write_text
+from scripts.files import canonical_json, read_bytes, write_text
+from scripts.python_files import known_hash
 from scripts.recipe.recipe import STAGES, Recipe
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.yaml_file import FAST_LOADER
@@ -27,7 +28,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
     values |= {"release": settings.release_in(recipe.release), "seed": recipe.seed_of(stage_name)}
     values |= {name: told for name, told in recipe.model.reading.items() if name in settings.READS}
     if own := own_environments(recipe, stage_name):
-        values["environments"] = {name: sha256_file(path) for name, path in own.items()}
+        values["environments"] = {name: known_hash(read_bytes(path)) for name, path in own.items()}
     if not node.origin:
         values["model"] = settings.first_model(recipe.model)
     return settings.config_model.model_validate(values)

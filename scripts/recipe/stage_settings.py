@@ -37,6 +37,23 @@ METRICS_OF_BEST = {
 """The columns of metrics.parquet by which the best checkpoints are kept."""
 
 
+PLACE_IN_ROWS = "the checkpoint's place in the rows is counted in steps of the other size"
+ROWS_LEFT_OUT = "it decides which rows are too long, so the checkpoint's place in the rows would be another"
+BY_OTHER_SHAPE = "the checkpoint holds weights of the other shape"
+AMENDING = {
+    "release": "",
+    "environments": "",
+    "backend": "a backend reads its own checkpoints alone",
+    "algorithm": "it is another training",
+    "model": BY_OTHER_SHAPE,
+    "seed": "the order of the rows and all random numbers follow from it",
+    "template_sha256": "the rows would be other tokens",
+    "thoughts": "the rows would be other tokens",
+    "template_date": "the rows would be other tokens",
+}
+"""`Training.amending` of every backend."""
+
+
 class Checkpointing(Strict):
     """When a run directory gets a checkpoint. Changes no weight."""
 
@@ -155,6 +172,11 @@ class Training(Strict):
     """The settings of rollouts that earlier commits never took from the start's folder; None: they took none."""
     figures: ClassVar[tuple[str, ...]] = ()
     """What is measured of held-out rows of written answers besides their loss, by column of metrics.parquet."""
+    amending: ClassVar[dict[str, str]] = {}
+    """Why an amendment may not change a setting of the config, by dotted key; empty where it may.
+
+    A key speaks for all keys below it that are not there themselves.
+    """
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
@@ -218,6 +240,14 @@ class TrainingConfig(Training):
     def content(self) -> str:
         """The hash of the values."""
         return sha256_text(canonical_json(self.values()))
+
+    def why_not_amended(self, key: str) -> str:
+        """Return why a training may not go on under a new value of a setting, by dotted key; empty if permitted."""
+        reasons = AMENDING | self.amending
+        parts = key.split(".")
+        around = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+        known = next((each for each in around if each in reasons), None)
+        return "it was trained under the other value from its first step" if known is None else reasons[known]
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from scripts.records import Benchmarks, Evaluation, Gate, Manifest, Record, read
 from scripts.report.chain import Link, chain_text, read_chain
 from scripts.report.scores import selection_sentences
 from scripts.rows.chat_format import ChatFormat
+from scripts.stage.again import words_of_again
 from scripts.stage.amendment import words_of_amendments
 from scripts.stage.provenance import step_text, words_of_skipped
 from scripts.stage.publish import code_among
@@ -77,6 +78,7 @@ def model_card(
             for span in each.record.get("trained_by", ())
         ),
         words_of_skipped=words_of_skipped,
+        words_of_again=words_of_again,
         words_of_amendments=words_of_amendments,
         lineage=chain_text(chain),
     )

@@ -10,6 +10,7 @@ from typing import Any
 from scripts.errors import UserError, shortened
 from scripts.recipe.resolve import read_values
 from scripts.records import CheckpointRecord, ExportRecord, Parent, Record, read_if_there, read_record
+from scripts.stage.again import words_of_again
 from scripts.stage.amendment import words_of_amendments
 from scripts.stage.paths import StagePaths
 from scripts.stage.provenance import step_text, words_of_skipped
@@ -137,8 +138,7 @@ def _facts_of(link: Link) -> Iterator[tuple[str, str]]:
     record = link.record
     if "facts" in record:
         yield "config", f"sha256 {record['facts']['config'][:16]}"
-    for words in words_of_amendments(record):
-        yield "amended", words
+    yield from _corrections_of(record)
     if record.get("seed") is not None:
         yield "seed", str(record["seed"])
     if template := record.get("chat_template"):
@@ -164,6 +164,15 @@ def _facts_of(link: Link) -> Iterator[tuple[str, str]]:
     if not record.get("parents"):
         content = (record.get("model") or {}).get("content")
         yield "model", _model_name(link) + (f"  content {content}" if content else "")
+
+
+def _corrections_of(record: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield amendments, and the comparison of a further training with the training before."""
+    for words in words_of_amendments(record):
+        yield "amended", words
+    again = words_of_again(record)
+    if again:
+        yield "again", again
 
 
 def _code_name(code: dict[str, Any] | None) -> str:

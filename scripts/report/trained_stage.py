@@ -24,6 +24,7 @@ from scripts.records import (
 )
 from scripts.report.page import number_text, short_name
 from scripts.report.scores import scores_of
+from scripts.stage.again import words_of_again
 from scripts.stage.amendment import words_of_amendments
 from scripts.stage.bootstrap import Change, changes
 from scripts.stage.measured import held_out_loss
@@ -114,6 +115,11 @@ class TrainedStage:
     def selected(self) -> str:
         """Which checkpoint of how many steps is published, in words; nothing for a stage that is not stopped early."""
         return words_of_selected(self.record)
+
+    @property
+    def again(self) -> str:
+        """The comparison with the training before, in words; nothing for a first training."""
+        return words_of_again(self.record)
 
     @property
     def amendments(self) -> list[str]:

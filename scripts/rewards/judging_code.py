@@ -17,6 +17,7 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.installed import environment_files, versions_of_modules
+from scripts.python_files import drop_docstrings, known_hash, reads_docstrings
 from scripts.recipe.yaml_file import installation
 
 OF_ALL = ("rewards/registry.py", "rewards/answers.py", "rewards/verdict.py", "rows/thoughts.py")
@@ -76,14 +77,17 @@ def code_of_file(path: Path, hash_of: Callable[[Path], str] = sha256_file) -> Co
     """
     texts, others = dict[str, str](), set[str]()
     waiting, done = [(path.name, path)], set[Path]()
+    keeps_docstrings = False
     while waiting:
         name, file = waiting.pop()
         source = None if file in done else _source_of(file)
         if source is None:
             continue
         done.add(file)
-        texts[name] = sha256(source).hexdigest()
         tree = _parsed(source)
+        # What a class has for a method may be a tool, which its docstring describes, also of a function imported.
+        keeps_docstrings = keeps_docstrings or (tree is not None and reads_docstrings(tree))
+        texts[name] = known_hash(source, keeps_docstrings)
         if tree is None:
             continue
         roots = [file.parent, *_local_roots()]
@@ -134,12 +138,7 @@ def _scripts() -> Path:
 
 def _hash_of_code(tree: ast.Module) -> str:
     """Return a hash that comments, docstrings and line breaks do not change; the tree is spent."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-            if is_docstring and isinstance(first.value.value, str):
-                node.body = node.body[1:] or [ast.Pass()]
+    drop_docstrings(tree)
     return sha256_text(ast.unparse(tree))
 
 

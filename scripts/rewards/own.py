@@ -27,6 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from scripts.errors import UserError, warn
+from scripts.python_files import known_hash
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.numbers_by_name import NumberReader, Numbers, number_of, printable, shown
 from scripts.rewards.spec import EnvironmentSpec
@@ -203,7 +204,8 @@ class OwnEnvironment:
             source = self._path.read_bytes()
         except OSError as error:
             raise UserError(f"environment {self._name}: {self._path}: {error.strerror}") from None
-        if expected is not None and sha256(source).hexdigest() != expected:
+        is_other = expected not in (None, sha256(source).hexdigest()) and known_hash(source) != expected
+        if is_other:
             raise UserError(
                 f"environment {self._name}: {self._path} has changed since the stage was planned; start again to train "
                 "with the new text"

@@ -1,4 +1,4 @@
-"""Amend a stage: let it go on from a training that differs in the files of environments alone; or undo that."""
+"""Amend a stage: let it go on from a training of other settings, pins or environments' files; or undo that."""
 
 import os
 import time
@@ -79,7 +79,7 @@ def _note(stage: Stage, because: str, group: str | None) -> Amendment:
             "planned": stage.planned,
             "identity": identity_of(amended(stage.own_facts, origin)),
             "because": because,
-            "changed": [*start.difference.environments],
+            "changed": [*start.difference.changed.values()],
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         write_json(stage.paths.amended, {"amendments": [*amendments_of(stage.paths), amendment]})
@@ -96,14 +96,15 @@ def _start_of(stage: Stage) -> Start:
         if isinstance(found, Start) and found.checkpoint.step > own:
             return found
         refused = found if isinstance(found, str) else ""
-    found_in = [_start_in(each, stage) for each in _trainings(stage)]
-    others = [found for found in found_in if isinstance(found, Start)]
-    best = max(others, key=lambda each: each.checkpoint.step, default=None)
+    others = [_start_in(each, stage) for each in _trainings(stage)]
+    # Another setting is that of a variant or of another run as often as not; a file's text has one author.
+    alike = [found for found in others if isinstance(found, Start) and found.difference.is_of_environments]
+    best = max(alike, key=lambda each: each.checkpoint.step, default=None)
     if best is not None and best.checkpoint.step > own:
         return best
     if refused:
         raise UserError(f"{name}: {refused}")
-    at = f"its own training is at step {own}" if own else "no training differs from it in environments' files alone"
+    at = f"its own training is at step {own}" if own else "no training differs from it in what may be amended alone"
     raise UserError(f"{name}: there is nothing to amend: {at}")
 
 
@@ -113,11 +114,9 @@ def _start_in(training: TrainingFolder, stage: Stage) -> Start | str:
     if difference is None:
         return ""
     if difference.others:
-        return (
-            f"differs from the training in {training.path} in more than the files of environments, and only these may "
-            f"be amended: {', '.join(difference.others)}"
-        )
-    if not difference.environments:
+        others = "; ".join(difference.others)
+        return f"differs from the training in {training.path} in what may not be amended: {others}"
+    if not difference.changed:
         return ""
     start = start_in(training, stage.planned)
     if start is None:

@@ -1,8 +1,8 @@
-"""Amendments: a training that goes on from another's checkpoint after an environment's file was corrected.
+"""Amendments: a training that goes on from an earlier checkpoint under a changed environment's file, pin or setting.
 
 ``<stage>/amended.json`` lists them. An amendment is for one set of facts. While the stage has these facts, the fact
 `amended` (the training that it goes on from, and the step) is among them, so the stage has another identity than a
-training that had the corrected file from its first step.
+training that had the other file, pin or setting from its first step.
 """
 
 import json
@@ -24,6 +24,7 @@ from scripts.files import (
 from scripts.recipe.stage_settings import TrainingConfig
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Amendment, Amendments, Facts, RunIdentity, read_if_there, read_lines
+from scripts.stage.again import folder_name
 from scripts.stage.attempts import Attempt, carried
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import Step
@@ -41,24 +42,30 @@ FACTS = {
 }
 """The facts of an identity, but for roles and config, in words."""
 ENVIRONMENTS = "environments"
-"""The key of a config with the hashes of the user's environments: all that an amendment may change."""
+"""The key of a config with the hashes of the user's environments."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """How a stage's facts of today differ from those of a training.
 
-    `environments` are the keys of environments' files that changed, which an amendment may change; `others` describes
-    everything else.
+    `changed` describes, by dotted key, the settings, pins and environments' files that an amendment may change.
+    `others` describes all other differences, with reasons.
     """
 
-    environments: tuple[str, ...]
+    changed: dict[str, str]
     others: tuple[str, ...]
 
     @property
     def is_amendable(self) -> bool:
-        """Whether the files of environments differ, and nothing else does."""
-        return bool(self.environments) and not self.others
+        """Whether there are differences, all of which may be amended."""
+        return bool(self.changed) and not self.others
+
+    @property
+    def is_of_environments(self) -> bool:
+        """Whether only files of environments differ."""
+        is_file = (key.startswith(f"{ENVIRONMENTS}.") for key in self.changed)
+        return self.is_amendable and all(is_file)
 
 
 def changed_facts(trained: RunIdentity, facts: Facts) -> list[str]:
@@ -85,17 +92,26 @@ def difference_of(training: TrainingFolder, facts: Facts, config: TrainingConfig
         return None
     words = [each for each in changed_facts(trained, facts) if each != FACTS["amended"]]
     if trained["config"] == facts["config"]:
-        return Difference((), tuple(words))
+        return Difference({}, tuple(words))
     before, now = training.config_values, config.values()
     if sha256_text(canonical_json(before)) != trained["config"]:
-        return Difference((), (*words, f"{training.config_file}, which is not the config that was trained"))
-    changed = changed_settings(before, now)
-    known = before.get(ENVIRONMENTS, {}).keys() & now.get(ENVIRONMENTS, {}).keys()
-    amendable = {f"{ENVIRONMENTS}.{name}" for name in known}
-    return Difference(
-        tuple(key for key in changed if key in amendable),
-        (*words, *(f"{key} {old} -> {new}" for key, (old, new) in changed.items() if key not in amendable)),
-    )
+        return Difference({}, (*words, f"{training.config_file}, which is not the config that was trained"))
+    # A blend's environments follow from its rows: one that came or went is no file that was edited.
+    rewarded = before.get(ENVIRONMENTS, {}).keys() & now.get(ENVIRONMENTS, {}).keys()
+    edited = {f"{ENVIRONMENTS}.{name}" for name in rewarded}
+    amendable: dict[str, str] = {}
+    for key, (old, new) in changed_settings(before, now).items():
+        if key in edited:
+            amendable[key] = key
+            continue
+        told = f"{key} {old} -> {new}"
+        is_other_environment = key.startswith(f"{ENVIRONMENTS}.")
+        reason = "the rows name other environments" if is_other_environment else config.why_not_amended(key)
+        if reason:
+            words.append(f"{told} ({reason})")
+        else:
+            amendable[key] = told
+    return Difference(amendable, tuple(words))
 
 
 def amendments_of(paths: StagePaths) -> list[Amendment]:
@@ -155,7 +171,7 @@ def link_start(root: Path, paths: StagePaths, training: TrainingFolder, amendmen
     step = amendment["step"]
     if training.read_again().newest_step >= step:
         return
-    source = folder_of(root, amendment["from"])
+    source = folder_of(root, folder_name(paths, amendment["from"]))
     found = [each for each in source.checkpoints if each.step <= step and not each.is_elsewhere]
     damage = found[-1].damage() if found and found[-1].step == step else "is not there"
     if damage:

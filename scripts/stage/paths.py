@@ -21,6 +21,7 @@ class StagePaths:
 
     config = below("config.yaml", "The resolved training config.")
     amended = below("amended.json", "The amendments by which the stage goes on from another training.")
+    again = below("again.json", "The trainings again of an identity, which have folders of their own.")
     preflight = below("preflight.json", "Checks before any node is asked for.")
     logs = below("logs", "Logs.")
     attempts_log = below("logs/attempts.log", "Output of every attempt at training.")

@@ -132,6 +132,10 @@ def push(
     """
     if step is not None and training.checkpoint(step).is_elsewhere:
         return 0
+    is_again = training.name.startswith(f"{training.identity}.")
+    if is_again and store.steps().get(training.identity):
+        print(f"{training.path}: not pushed, for {store.url} has the training before, of the same identity", flush=True)
+        return 0
     checkpoint = training.newest_checkpoint(step)
     if checkpoint is None or step not in (None, checkpoint.step):
         raise UserError(f"{training.path}: has no sound checkpoint of step {step}, so nothing is pushed")

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +44,7 @@ from scripts.records import (
     read_text,
 )
 from scripts.rewards.judging_code import code_of, hash_of_environment
+from scripts.stage.again import folders_again
 from scripts.stage.amendment import amendments_of
 from scripts.stage.lost import lost_of, mark_of_loss
 from scripts.stage.paths import StagePaths
@@ -112,13 +113,18 @@ def _text_in(path: Path) -> str:
     return read_text(path)
 
 
-def settings_files(recipe: Recipe, results: Path) -> dict[Path, RuleSettings]:
-    """Return the settings of every rule by the path of the settings file."""
+def settings_files(recipe: Recipe, results: Path, again: Mapping[str, str] | None = None) -> dict[Path, RuleSettings]:
+    """Return the settings of every rule by the path of the settings file.
+
+    `again` has the folders of the store in which this call is to train stages again.
+    """
     with contents_of_run(results) as contents:
-        return _all_settings(recipe, results, contents)
+        return _all_settings(recipe, results, contents, again or {})
 
 
-def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Path, RuleSettings]:
+def _all_settings(
+    recipe: Recipe, results: Path, contents: Contents, again: Mapping[str, str]
+) -> dict[Path, RuleSettings]:
     """Return the settings of every rule by path, with files outside of results as `contents` knows them."""
     card = {"license": recipe.license} | recipe.card_facts
     named = {"card": RuleSettings(card, [results / name / "card.md" for name in recipe.stages])}
@@ -126,7 +132,7 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
     trained = (*recipe.stages, *recipe.checkpoints)
     for name in trained:
         named[f"gate/{name}"] = _of_gate(recipe, StagePaths(results / name))
-        named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name))
+        named[f"train/{name}"] = _of_training(recipe, StagePaths(results / name), again)
         if quantize := recipe.graph[name].settings.quantize:
             made = [results / name / "quantized/hf/record.json"]
             named[f"quantize/{name}"] = RuleSettings(quantize.model_dump(mode="json"), made)
@@ -139,13 +145,16 @@ def _all_settings(recipe: Recipe, results: Path, contents: Contents) -> dict[Pat
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
 
 
-def write_settings(recipe: Recipe, results: Path) -> None:
+def write_settings(recipe: Recipe, results: Path, again: Mapping[str, str] | None = None) -> None:
     """Write every settings file whose text differs.
+
+    `again` has the new folders of stages that the call trains again. A dry run writes the folders, too: the next call
+    writes the file as before, and Snakemake finds no change.
 
     The settings file comes last, with its time, so that after a kill the next call does all of it again.
     """
     with contents_of_run(results) as contents:
-        for path, settings in _all_settings(recipe, results, contents).items():
+        for path, settings in _all_settings(recipe, results, contents, again or {}).items():
             _write(recipe, path, settings)
 
 
@@ -523,7 +532,7 @@ def _is_of_other_source(path: Path, blend: str, record: SourceRecord | None) -> 
     return bool(record and content) and content != content_of(record, blend)
 
 
-def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
+def _of_training(recipe: Recipe, paths: StagePaths, again: Mapping[str, str]) -> RuleSettings:
     """Names of blend and starts, whose files may be older than the checkpoint, amendments, and a loss of its files."""
     stage = recipe.graph[paths.name].settings
 
@@ -533,10 +542,15 @@ def _of_training(recipe: Recipe, paths: StagePaths) -> RuleSettings:
         parent = next((parent["stage"] for parent in record.get("parents", ())), None)
         is_other_parent = bool(record) and stage.parent not in recipe.choices and parent != stage.parent
         is_other_blend = record.get("data", {}).get("blend", stage.blend) != stage.blend
-        return is_other_parent or is_other_blend or bool(lost_of(recipe, paths))
+        return is_other_parent or is_other_blend or bool(asked) or bool(lost_of(recipe, paths))
 
     more = {name: value for name, value in (("roles", stage.roles), ("continues", stage.continues)) if value}
-    amendments = amendments_of(paths.sibling(recipe.graph[paths.name].stage))
+    trained = recipe.graph[paths.name].stage
+    trains_in = folders_again(paths.sibling(trained))
+    asked = [again[trained]] if trained in again and again[trained] not in trains_in else []
+    if trains_in or asked:
+        more["again"] = [*trains_in, *asked]
+    amendments = amendments_of(paths.sibling(trained))
     if amendments:
         more["amended"] = [each["identity"] for each in amendments]
     written = paths.directory.parent / FOLDER / "train" / f"{paths.name}.json"

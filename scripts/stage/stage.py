@@ -27,6 +27,7 @@ from scripts.records import (
     read_if_there,
     read_record,
 )
+from scripts.stage.again import folder_name
 from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.earlier_tree import refuse_run_directories
 from scripts.stage.owner import hold
@@ -238,7 +239,8 @@ class Stage:
     @property
     def training(self) -> TrainingFolder:
         """Return the folder that trains the identity, there or not, as it is now: each time a fresh object."""
-        return folder_of(self.root or self.results, self.identity)
+        name = folder_name(self.trained_paths, self.identity)
+        return folder_of(self.root or self.results, name)
 
     @property
     def last_training(self) -> TrainingFolder:
@@ -253,7 +255,8 @@ class Stage:
         identity after that.
         """
         root, facts = self.root or self.results, self.facts
-        folder = made_store(root) / identity_of(facts)
+        identity = identity_of(facts)
+        folder = made_store(root) / folder_name(self.trained_paths, identity)
         training = TrainingFolder(folder)
         note_project(root)
         take_back(folder)
@@ -267,7 +270,7 @@ class Stage:
             if training.read_again().identity is None:
                 (folder / "checkpoints").mkdir(exist_ok=True)
                 write_text(folder / "config.yaml", config_text(self.config.values()))
-                write_json(folder / "identity.json", {"identity": folder.name, **facts})
+                write_json(folder / "identity.json", {"identity": identity, **facts})
             if not is_readable_alone:
                 for place in (folder, *(folder / name for name in WRITTEN_IN)):
                     remove_leftovers(place)

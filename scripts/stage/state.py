@@ -5,7 +5,7 @@ Neither Slurm nor a checkpoint's content is read: a training job hashes the chec
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from scripts.records import CheckpointRecord, Choice, ExportRecord, each_read_on
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
+from scripts.stage.again import folder_name, trained_in
 from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
 from scripts.stage.consistency import damage_of_stage, of_blend, told
 from scripts.stage.lost import lost_of
 from scripts.stage.owner import describe, is_alive, read_owner
-from scripts.stage.paths import StagePaths
+from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.remote import later_step
 from scripts.stage.rule_settings import data_to_be_made
@@ -32,6 +33,7 @@ from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in, words_of_selected
 from scripts.stage.training_folder import TrainingFolder
 
+AS_ASKED = "as asked (again)"
 MB_PER_SECOND = 100
 """A store's rate, assumed for the minutes to fetch a training: a common share of a node's network."""
 
@@ -90,7 +92,8 @@ class States:
     """States of a recipe's stages and checkpoints, computed when asked for, parents first.
 
     `root` holds the results of all runs, `jobs` Slurm's last word on each stage's job, `store` the trainings of
-    elsewhere. States older than `max_age` seconds, and than ten times what computing them took, are computed again.
+    elsewhere, `again` the folders of the store in which this call is to train stages again. States older than `max_age`
+    seconds, and than ten times what computing them took, are computed again.
     """
 
     recipe: Recipe
@@ -99,6 +102,7 @@ class States:
     jobs: dict[str, LatestJob] = field(default_factory=dict)
     store: RemoteStore | None = None
     max_age: float = math.inf
+    again: Mapping[str, str] = field(default_factory=dict)
     _known: dict[str, StageState] = field(default_factory=dict)
     _since: float = -math.inf
     _took: float = 0.0
@@ -131,7 +135,12 @@ class States:
             identity = self._known[self.recipe.graph[name].stage].identity
             exported = read_if_there(paths.export_record, ExportRecord)
             is_ours = exported is not None and exported["identity"] == identity
-            return identity if is_ours and not lost_of(self.recipe, paths) else None
+            if not is_ours or lost_of(self.recipe, paths) or self._is_asked_again(name):
+                return None
+            folder = folder_name(paths.sibling(self.recipe.graph[name].stage), identity)
+            is_again = folder != identity
+            is_before = is_again and paths.exported(exported["content"]).parents[1].name != folder
+            return None if is_before else identity
         choice, record = self.recipe.choices[name], read_if_there(paths.choice, Choice)
         if record is None or record["by"] != choice.by:
             return None
@@ -146,9 +155,22 @@ class States:
             if problems := [*damage_of_stage(stage.paths), *told(of_blend, stage.manifest)]:
                 raise UserError("; ".join(problems))
             first, rows = self._first(stage), None if stage.settings.blend in self._remade else stage.rows
-            return _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name), self.store)
+            state = _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name), self.store)
+            if state.state not in ("fresh", "trained") or not self._is_asked_again(name, state):
+                return state
+            folder = self.again[self.recipe.graph[name].stage]
+            training = TrainingFolder((self.root or self.results) / STORE / folder)
+            anew = {"start": stage.begun, "end": None, "skipped": "", "attempts": (), "is_fetched": False}
+            return replace(state, state="stale", training=training, note=AS_ASKED, **anew)
         except UserError as error:
             return StageState(name, "damaged", None, note=str(error))
+
+    def _is_asked_again(self, name: str, state: StageState | None = None) -> bool:
+        """Whether the call is to train a stage again, without a note yet."""
+        trained = self.recipe.graph[name].stage
+        identity = (state or self._known[trained]).identity
+        asked = self.again.get(trained)
+        return asked is not None and asked != folder_name(StagePaths(self.results / trained), identity)
 
     def _first(self, stage: Stage) -> str:
         """Name the stages, data or model to be made first, in words; nothing if all are there."""
@@ -186,20 +208,19 @@ def _state_of(
     if first:
         return state
     record = read_if_there(stage.paths.record, CheckpointRecord)
-    is_ours = record is not None and record["identity"] == state.identity
+    folder = folder_name(stage.trained_paths, state.identity)
+    is_again = folder != state.identity
+    is_ours = record is not None and record["identity"] == state.identity and trained_in(record) == folder
     lost = lost_of(stage.recipe, stage.paths) if is_ours else ""
     is_last = is_ours and (record["step"] == planned or "data_ended" in record or "selected" in record)
     if is_last and not lost:
         return _fresh(state, record)
     if lost:
         state = _without_lost(replace(state, note=lost), max(own.whole_step, stage.begun))
-    if store and state.left:
+    if store and state.left and not is_again:
         state = _found_elsewhere(state, stage, store)
-    is_changed, note = own != last and last.identity is not None, state.note
-    if not note and state.start and own != last:
-        note = f"trained in {own.path}"
-    elif not note and state.attempts:
-        note = f"last attempt {state.attempts[-1]['outcome']}"
+    is_changed = own != last and last.identity is not None
+    note = state.note or (AS_ASKED if is_again else _news_of(state, own, last))
     if state.start > stage.begun or state.attempts:
         stands = "trained" if state.is_trained else "unfinished"
     else:
@@ -210,6 +231,13 @@ def _state_of(
         state = replace(state, amendable=step)
         note = ", ".join(filter(None, (words, note)))
     return replace(state, state=stands, note=note, changed=changed)
+
+
+def _news_of(state: StageState, own: TrainingFolder, last: TrainingFolder) -> str:
+    """Return where a stage was trained, or how the last attempt ended; nothing before the first attempt."""
+    if state.start and own != last:
+        return f"trained in {own.path}"
+    return f"last attempt {state.attempts[-1]['outcome']}" if state.attempts else ""
 
 
 def _fresh(state: StageState, record: CheckpointRecord) -> StageState:
@@ -298,7 +326,7 @@ def _amendable(stage: Stage, last: TrainingFolder, planned: int) -> tuple[int, s
     difference = difference_of(last, stage.own_facts, stage.config)
     if start is None or difference is None or not difference.is_amendable:
         return 0, ""
-    names = " and ".join(difference.environments)
+    names = " and ".join(difference.changed)
     return start.step, (
         f"step {start.step} was reached before {names} changed: "
         f'`stagecoach amend {stage.trained_paths.name} --because "..."` goes on from there'

@@ -11,8 +11,10 @@
         metrics.jsonl           one line a step, as logged; a resumed step is logged again
         attempts.jsonl          what each attempt came to
         reach.json              where the data end
+        compared.json           of a training again: how its weights compare with those before
         exports/<content>/      exported models; exports/<checkpoint>.json records the export of a checkpoint
 
+A stage that is trained again has a folder ``<identity>.again-1`` of the same identity (scripts.stage.again).
 ``<stage>/run``, ``ckpt/weights`` and ``hf/model`` are relative links into the folder.
 """
 
@@ -81,9 +83,12 @@ def facts_in(record: RunIdentity) -> Facts:
     return {name: record[name] for name in Facts.__annotations__ if name in record}
 
 
-def folder_of(root: Path, identity: str) -> TrainingFolder:
-    """Return the folder that trains an identity, whether or not it exists yet; `root` holds the results of all runs."""
-    return TrainingFolder(root / STORE / identity)
+def folder_of(root: Path, name: str) -> TrainingFolder:
+    """Return the folder that trains an identity, whether or not it exists yet; `root` holds the results of all runs.
+
+    `name` is the identity, or the folder's name of a further training (scripts.stage.again).
+    """
+    return TrainingFolder(root / STORE / name)
 
 
 def group_number(group: str | None) -> int | None:

@@ -18,6 +18,7 @@ from scripts.backends.by_name import backend_of
 from scripts.backends.protocol import Allocation, StopRequest, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError
 from scripts.program import run_command_line
+from scripts.python_files import see_in
 from scripts.recipe.config import Store
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_site
@@ -25,6 +26,7 @@ from scripts.records import Reach
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import own_job, own_job_id, requeue_own_job, wait_for_job
 from scripts.slurm.nodes import Health, look_at, without_spares
+from scripts.stage.again import compared, words_of_again
 from scripts.stage.consistency import check_splits, contradictions_of, exported_model
 from scripts.stage.left_out import left_out
 from scripts.stage.provenance import code_revision, record_of, step_text, words_of_skipped
@@ -76,8 +78,9 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         training, has_trained = opened.training.read_again(), False
         newest = training.newest_checkpoint(stage.planned, content=False)
         if newest is not None and newest.step >= _reach(stage, training, newest).step:
-            trained = f"{stage.name}: step {newest.step} of identity {training.name} is already trained"
-            print(f"{trained}; publishing it", flush=True)
+            trained = f"{stage.name}: step {newest.step} of identity {stage.identity} is already trained"
+            how = f"--config again={stage.trained_paths.name}"
+            print(f"{trained}; publishing it ({how} trains it again)", flush=True)
         else:
             has_trained = True
             seconds_to_push = partial(_seconds_to_push, stage, training, attempt, stop)
@@ -91,12 +94,19 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
             stage.refuse_change(before, training)
         published, selected = _published(stage, training.read_again(), newest)
         record = record_of(stage, published.step) | selected
+        again = compared(stage.root or stage.results, stage.trained_paths, stage.identity, published.step)
+        if again is not None:
+            record["again"] = again
         publish_checkpoint(published, stage.paths.ckpt, record)
         if not (published.path / FILES).is_file():  # one that may not write there publishes without the lock
             raise CutOffError(f"{published.path}: was removed by its training while {stage.name} published it")
     words = [f"step {step_text(record)}", *filter(None, [words_of_skipped(record)])]
     told = words_of_selected(record) or ", ".join(words)
     print(f"{stage.name}: published {stage.paths.ckpt} ({told})", flush=True)
+    if again is not None:
+        before = training.path.with_name(again["before"])
+        kept = f"; {before} is kept until `stagecoach discard {before}`" if before.exists() else ""
+        print(f"{stage.name}: was trained again: {words_of_again(record)}{kept}", flush=True)
     return 0
 
 
@@ -156,7 +166,7 @@ def _train(stage: Stage, training: TrainingFolder, attempt: Attempt, stop: StopR
         raise UserError(f"{training.path}: {stuck}; not trying again: see {attempt.log}")
     start = f"resumes from step {step}" if newest else "starts"
     until = f", {'its data end at' if aim.is_end else 'at first to'} step {aim.step}" if aim.step < planned else ""
-    print(f"{name}: {start}, planned step {planned}{until}, identity {training.name}", flush=True)
+    print(f"{name}: {start}, planned step {planned}{until}, identity {stage.identity}", flush=True)
     reached = _attempt(stage, training, newest, aim, attempt, stop)
     step = reached.step if reached else 0
     if reached is not None and step >= _reach(stage, training.read_again(), reached).step:
@@ -196,7 +206,13 @@ def _attempt(
     nodes = len(allocated.nodes) if allocated else 1
     gpus = len(hosts) * site.slurm.gpus_per_node if allocated else 0
     job = TrainingJob.of(
-        stage, resume_from=resume_from, max_num_steps=aim.step, threads=attempt.threads, stop=stop, nodes=nodes
+        stage,
+        resume_from=resume_from,
+        max_num_steps=aim.step,
+        threads=attempt.threads,
+        stop=stop,
+        nodes=nodes,
+        is_amended=stage.amendment is not None,
     )
     made_by = {"code": code_revision(), "image": backend.image_of(stage, site)}
     if getattr(stage.config, "gym", None):
@@ -263,6 +279,7 @@ def main(
     store: Annotated[str | None, "the remote store, as the config's `store` in JSON"] = None,
 ) -> int:
     """Train the stage, and return the status of the process."""
+    see_in(root or results)
     trained = replace(stage_of(recipe, results, stage), root=root)
     if after_job:
         print(f"{stage}: Slurm job {after_job} trains the stage; waiting for the job's end", flush=True)

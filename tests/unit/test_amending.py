@@ -12,7 +12,8 @@ from scripts.commands.plan import Planned
 from scripts.errors import UserError
 from scripts.files import read_json, write_json
 from scripts.recipe.load import load_recipe, load_site
-from scripts.recipe.resolve import config_text
+from scripts.recipe.resolve import config_text, resolve_stage
+from scripts.recipe.yaml_file import leaves
 from scripts.records import Facts, Reach
 from scripts.report.chain import chain_text, read_chain
 from scripts.report.verify import verify
@@ -189,16 +190,76 @@ def test_an_edit_after_it_is_told_and_amended_from_the_amended(stage):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"policy": {"optimizer": {"lr": 0.5}}}, "policy.optimizer.lr 0.001 -> 0.5"),
-        ({"grpo": {"max_num_steps": 14}}, "grpo.max_num_steps 12 -> 14"),
-        ({"seed": 4}, "seed 3 -> 4"),
+        ({"policy": {"optimizer": {"lr": 0.5}}}, ["policy.optimizer.lr 0.001 -> 0.5"]),
+        ({"loss_fn": {"reference_policy_kl_penalty": 0.02}}, ["loss_fn.reference_policy_kl_penalty 0.0 -> 0.02"]),
+        ({"grpo": {"max_num_steps": 14}}, ["grpo.max_num_steps 12 -> 14"]),
     ],
 )
-def test_a_setting_may_not_be_amended(stage, changes, told):
-    with pytest.raises(UserError, match=r"in more than the files of environments.*") as error:
-        amend(stage_of(**changes), BECAUSE)
+def test_a_setting_is_amended_with_both_values_in_the_record(stage, changes, told):
+    changed = stage_of(**changes)
+    before = stage.paths.run
+    key = told[0].partition(" ")[0]
+    words = planned_words(changed)
+    assert f"step 8 was reached before environments.mine and {key} changed" in words, words
+    assert f"{changed.planned} of {changed.planned}" in words
+    amendment = amend(changed, BECAUSE)
+    assert amendment["changed"] == ["environments.mine", *told]
+    amended = replace(changed)
+    assert (amended.facts["amended"], amended.planned) == ({"from": before.name, "step": 8}, changed.planned)
+    assert planned_words(amended).startswith(f"resumes at step 8 {changed.planned - 8} of {changed.planned}")
+    assert record_of(amended, 12)["amended"][0]["changed"] == amendment["changed"]
+    write_environment("1 / len(response)")
+    unamended = stage_of()
+    assert (unamended.identity, unamended.amendment) == (before.name, None), "what was trained at first stays trainable"
+
+
+def test_a_pin_is_amended(stage, monkeypatch):
+    pinned = dict(stage.config.release)
+    monkeypatch.setattr("scripts.backends.trl.algorithm.pinned_versions", lambda *_: pinned | {"trl": "9.9"})
+    assert amend(stage_of(), BECAUSE)["changed"] == ["environments.mine", f"release.trl {pinned['trl']} -> 9.9"]
+
+
+def test_a_training_that_is_to_be_longer_goes_on_from_its_last_step(stage):
+    fill(stage.paths.run, 12)
+    write_environment("1 / len(response)")
+    longer = stage_of(grpo={"max_num_steps": 14})
+    assert amend(longer, "it still learns")["step"] == 12
+    assert planned_words(replace(longer)).startswith("resumes at step 12 2 of 14")
+
+
+OTHER_STEPS = "the checkpoint's place in the rows is counted in steps of the other size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 4}, "seed 3 -> 4 (the order of the rows and all random numbers follow from it)"),
+        ({"grpo": {"num_prompts_per_step": 2}}, f"grpo.num_prompts_per_step 4 -> 2 ({OTHER_STEPS})"),
+        ({"data": {"shuffle": True}}, "data.shuffle None -> True (the rows would come in another order"),
+        ({"policy": {"max_total_sequence_length": 48}}, "policy.max_total_sequence_length 64 -> 48 (it decides which"),
+        (
+            {"policy": {"optimizer": {"name": "adamw_torch"}}},
+            "policy.optimizer.name None -> adamw_torch (the checkpoint",
+        ),
+    ],
+)
+def test_what_a_checkpoint_cannot_carry_is_refused_with_the_key_and_the_reason(stage, changes, told):
+    changed = stage_of(**changes)
+    with pytest.raises(UserError, match=r"^rlvr1: differs from .* in what may not be amended: ") as error:
+        amend(changed, BECAUSE)
     assert told in str(error.value) and "environments.mine" not in str(error.value)
-    assert "stagecoach amend" not in planned_words(stage_of(**changes))
+    assert not changed.paths.amended.exists() and "stagecoach amend" not in planned_words(changed)
+
+
+def test_every_setting_of_a_config_may_be_amended_or_says_why_not():
+    for recipe in sorted((ROOT / "config/recipes").glob("*.yaml")):
+        loaded = load_recipe(recipe)
+        for name in loaded.stages:
+            config = resolve_stage(loaded, name)
+            may = {key for key, _ in leaves(config.values()) if not config.why_not_amended(key)}
+            is_trained = config.kind is not None
+            assert any(key.startswith("release.") for key in may) and bool(may - {*config.release}) == is_trained
+            assert not {"seed", "algorithm", "backend"} & may
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
@@ -228,7 +289,7 @@ def test_a_training_without_steps_left_is_refused(stage):
 def test_nothing_is_amended_where_nothing_differs_or_nothing_was_trained():
     write_environment("1.0")
     stage = stage_of()
-    with pytest.raises(UserError, match="no training differs from it in environments' files alone"):
+    with pytest.raises(UserError, match="no training differs from it in what may be amended alone"):
         amend(stage, BECAUSE)
     open_folder(stage)
     write_environment("0.5")

@@ -17,7 +17,18 @@ import pytest
 from docs.schema import ENVIRONMENTS
 from tests.conftest import ROOT
 
-BASE = {"contents", "credentials", "errors", "files", "installed", "names", "processes", "program", "records"}
+BASE = {
+    "contents",
+    "credentials",
+    "errors",
+    "files",
+    "installed",
+    "names",
+    "processes",
+    "program",
+    "python_files",
+    "records",
+}
 RECIPE = BASE | {"recipe"}
 ROWS = RECIPE | {"rows"}
 STAGE = ROWS | {"rewards", "data", "slurm", "model", "remote", "stage"}
@@ -25,6 +36,7 @@ EVALUATE = STAGE | {"evaluate"}
 BACKENDS = EVALUATE | {"backends"}
 MAY_IMPORT = {
     "contents": {"errors", "files"},
+    "python_files": {"files"},
     "credentials": set(),
     "errors": {"credentials"},
     "installed": set(),

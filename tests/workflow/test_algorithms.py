@@ -139,6 +139,30 @@ def test_a_stage_that_continues_has_the_moments_of_its_parent_its_own_rate_and_i
     assert weights_hash(job.run, last) != weights_hash(parent, STEPS)
 
 
+@pytest.mark.parametrize("trained", ["sft", "text"], indirect=True)
+def test_an_amended_training_goes_on_with_its_own_rate_and_end_on_the_rows_that_come_next(stages, trained):
+    name, straight = trained
+    begun = stages.job(name, f"{name}.begun", STEPS, planned=STEPS, **stages.parent)
+    train(replace(begun, max_num_steps=STOP))
+    rate, last = 5e-4, STEPS + 1
+    amended = stages.job(name, f"{name}.amended", last, **stages.parent)
+    optimizer = {"lr": rate, "weight_decay": 0.1, "adam_beta2": 0.9}
+    amended = replace(otherwise(amended, optimizer=optimizer), is_amended=True)
+    train(replace(amended, max_num_steps=STOP + 1, resume_from=checkpoint(begun.run, STOP)))
+    train(replace(amended, resume_from=checkpoint(amended.run, STOP + 1)))
+    steps, unamended = logged(amended.run), logged(straight)
+    assert [step["step"] for step in steps] == [*range(STOP + 1, last + 1)]
+    assert [step["lr"] for step in steps] == [rate] * len(steps)
+    # The first step has the weights, rows and samples of an unamended one; its updates are others.
+    same = ("tokens", "reward_mean", "response_length_mean") if name == "text" else ("tokens", "loss")
+    assert [steps[0][key] for key in same] == [unamended[STOP][key] for key in same]
+    assert steps[1]["loss"] != unamended[STOP + 1]["loss"]
+    state = torch.load(checkpoint(amended.run, last) / "optimizer.pt", weights_only=True)
+    assert {int(moments["step"]) for moments in state["state"].values()} == {last * amended.config.updates_per_step}
+    assert {group["betas"] for group in state["param_groups"]} == {(0.9, 0.9)}
+    assert max(group["weight_decay"] for group in state["param_groups"]) == 0.1
+
+
 @pytest.mark.parametrize("name", ["adamw_torch", "adamw_torch_fused"])
 def test_an_optimizer_reaches_the_trainer_by_its_name(stages, name):
     job = otherwise(stages.job("sft", f"sft.{name}", STEPS), optimizer={"name": name})

@@ -1,5 +1,6 @@
-"""A reward that begins to fail in the middle of a training, is corrected, and goes on from the newest checkpoint."""
+"""A reward that fails in the middle of a training is corrected, with another rate, and goes on from the checkpoint."""
 
+import html
 import json
 from pathlib import Path
 
@@ -75,8 +76,12 @@ def test_it_fails_is_corrected_amended_and_goes_on_from_its_newest_checkpoint(fa
     step = steps[-1]
     assert 0 < step < STEPS
     failed.edit('int("not a number")', "pass", "mine.py")
+    failed.edit("lr: 0.001", "lr: 0.002", "recipe.yaml")
     planned = failed.run("stagecoach", "plan").stdout
-    assert f"step {step} was reached before environments.mine changed" in planned and "trains again" not in planned
+    assert (
+        f"step {step} was reached before environments.mine and policy.optimizer.lr changed" in planned
+        and "trains again" not in planned
+    )
     assert f"{STEPS} of {STEPS}" in planned
     because = "int failed on words"
     failed.run("stagecoach", "amend", "rlvr", "--because", because)
@@ -88,16 +93,23 @@ def test_it_fails_is_corrected_amended_and_goes_on_from_its_newest_checkpoint(fa
         and f"rlvr: resumes from step {step}" in (failed.results / "rlvr/logs/attempts.log").read_text()
     )
     assert logged(amended) == [*range(1, STEPS + 1)], output
+    rates = [
+        entry["lr"] for entry in map(json.loads, (amended / "metrics.jsonl").read_text().splitlines()) if "lr" in entry
+    ]
+    assert rates == [0.001] * step + [0.002] * (STEPS - step)
     record = read_json(failed.results / "rlvr/ckpt/record.json")
     assert record["step"] == STEPS and record["identity"] == amended.name
     assert record["facts"]["amended"] == {"from": before.name, "step": step}
     assert [each["because"] for each in record["amended"]] == [because]
-    told = f"at step {step} of {STEPS}: environments.mine changed, because {because}"
+    changed = "environments.mine, policy.optimizer.lr 0.001 -> 0.002"
+    told = f"at step {step} of {STEPS}: {changed} changed, because {because}"
     lineage = failed.run("stagecoach", "lineage", "results/amended/rlvr/ckpt").stdout
     assert f"amended {told}" in lineage and "files are as recorded" in lineage
     failed.snakemake("results/amended/rlvr/card.md")
     for page in ("rlvr/card.md", "rlvr/stage.html"):
-        assert told in (failed.results / page).read_text(), page
+        assert told in html.unescape((failed.results / page).read_text()), page
+    failed.edit("def verify", "# a longer answer earns more\ndef verify", "mine.py")
+    assert "Nothing to be done" in failed.snakemake("--dry-run"), "a comment is no other environment"
     assert not failed.planned() and "1 fresh" in failed.run("stagecoach", "plan").stdout
     failed.run("stagecoach", "amend", "rlvr", "--undo")
     assert failed.planned() == {"rlvr"} and f"{STEPS} of {STEPS}" in failed.run("stagecoach", "plan").stdout

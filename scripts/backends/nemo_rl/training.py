@@ -1,12 +1,12 @@
 """Settings of a NeMo-RL stage with effect on weights, and the resolved config made of them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
 from scripts.recipe.sampling import OWN
 from scripts.recipe.site import Variable
-from scripts.recipe.stage_settings import Training, TrainingConfig
+from scripts.recipe.stage_settings import PLACE_IN_ROWS, ROWS_LEFT_OUT, Training, TrainingConfig
 from scripts.recipe.strict import Strict, invalid, matching
 
 PREFETCHED_STEPS = 2
@@ -90,6 +90,20 @@ class NemoRlTraining(Training):
     ``sft``, ``grpo``, ``dpo``, ``mpo``, ``rm``, ``loss_fn``, ``policy``, ``teacher``, ``data``, ``env`` and ``logger``
     reach the driver unchanged, and ``distillation`` without `ROUTING`.
     """
+
+    amending: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("loss_fn", "env", "environment", "judges", "grpo", "distillation", "dpo", "mpo"), ""),
+        "max_num_steps": "",
+        **dict.fromkeys(("grpo.num_prompts_per_step", "distillation.num_prompts_per_step"), PLACE_IN_ROWS),
+        **dict.fromkeys(("grpo.num_generations_per_prompt", "distillation.num_generations_per_prompt"), PLACE_IN_ROWS),
+        "grpo.async_grpo": PLACE_IN_ROWS,
+        "grpo.seed": "the order of the rows and all random numbers follow from it",
+        "policy": "NeMo-RL takes model, optimizer and schedule with their settings from the checkpoint",
+        "policy.train_global_batch_size": PLACE_IN_ROWS,
+        "policy.max_total_sequence_length": ROWS_LEFT_OUT,
+        "data": "the rows would be other ones, or come in another order",
+        "overrides": "an override may change anything; name the setting in its own section",
+    }
 
     backend: Literal["nemo_rl"]
     algorithm: Literal["sft", "grpo", "dpo", "mpo", "distillation", "reward"]

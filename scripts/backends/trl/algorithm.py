@@ -10,7 +10,15 @@ from scripts.errors import UserError
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import OWN, Tokenizer
 from scripts.recipe.source import Share
-from scripts.recipe.stage_settings import StageSettings, Surroundings, Training, TrainingConfig
+from scripts.recipe.stage_settings import (
+    BY_OTHER_SHAPE,
+    PLACE_IN_ROWS,
+    ROWS_LEFT_OUT,
+    StageSettings,
+    Surroundings,
+    Training,
+    TrainingConfig,
+)
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
@@ -127,6 +135,24 @@ class TrlTraining(Training):
     """Token sequences of a row: 2 of a preference pair."""
     has_reference: ClassVar[bool] = False
     """Whether the loss compares the policy with the stage's start."""
+    amending: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("sft", "grpo", "distillation", "dpo", "mpo", "kto", "reward", "loss_fn", "gym"), ""),
+        **dict.fromkeys(("policy.precision", "policy.attn_implementation", "policy.skip_padding"), ""),
+        "policy.generation": "",
+        "policy.generation.max_new_tokens": ROWS_LEFT_OUT,
+        "policy.optimizer": "",
+        "policy.optimizer.name": "the checkpoint holds the state of the other optimizer",
+        "policy.lora": BY_OTHER_SHAPE,
+        "policy.tokenizer": "the rows would be other tokens",
+        "policy.max_total_sequence_length": ROWS_LEFT_OUT,
+        "policy.truncation_mode": "the rows would be other tokens",
+        "policy.train_global_batch_size": PLACE_IN_ROWS,
+        **dict.fromkeys(("grpo.num_prompts_per_step", "distillation.num_prompts_per_step"), PLACE_IN_ROWS),
+        "grpo.num_generations_per_prompt": PLACE_IN_ROWS,
+        "sft.assistant_only_loss": "the rows would be other tokens",
+        "data": "the rows would come in another order, so the checkpoint's place in them would be another",
+        "stop_when": "what was measured so far was judged by the other rule",
+    }
 
     @property
     def rows_per_step(self) -> int:

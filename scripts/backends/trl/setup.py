@@ -171,7 +171,7 @@ def warm_up_from_first_step(trainer: Trainer, job: TrainingJob) -> None:
 
 
 def go_on_by_the_config(trainer: Trainer, job: TrainingJob) -> None:
-    """Let the parent's optimizer and schedule go on with this stage's rate, betas and decay, not with the parent's."""
+    """Let the checkpoint's optimizer and schedule go on with the config's rate, betas and decay, not with their own."""
     load = trainer._load_optimizer_and_scheduler
 
     def loaded(folder: str | None) -> None:

@@ -99,7 +99,7 @@ def _train(job: TrainingJob) -> None:
         setup.sample_in_step(trainer)
         trainer._save_optimizer_and_scheduler = partial(setup.save_whole, trainer)
         trainer._load_optimizer_and_scheduler = partial(setup.load_shares, trainer)
-    if job.continues:
+    if job.goes_on_by_config:
         setup.go_on_by_the_config(trainer, job)
     if job.resume_from:
         # Before the weights are shared out; Trainer's loading expects the model's names, which LLaVA's files have not,
