@@ -128,3 +128,18 @@ def test_the_recipe_on_the_front_page_is_valid(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(shown)
     assert [*load_recipe(recipe).stages] == ["sft", "rlvr"]
+
+
+ROOMS = sorted(path.parent for path in (ROOT / "scripts").rglob("__init__.py") if path.parent != ROOT / "scripts")
+WITHIN_A_ROOM = {"checks", "environments"}
+
+
+@pytest.mark.parametrize(
+    "room", [room for room in ROOMS if room.name not in WITHIN_A_ROOM], ids=lambda room: str(room.relative_to(ROOT))
+)
+def test_each_room_says_in_a_screen_what_it_holds_where_to_begin_and_how_to_add_one_more(room):
+    text = (room / "README.md").read_text()
+    assert len(text.splitlines()) <= 40
+    assert re.findall("^#.*", text, re.MULTILINE)[1:] == ["## Where to begin", "## How to add"]
+    named = re.findall(r"`([\w/]+\.(?:py|json))[:`]", text)
+    assert named and all((room / name).is_file() for name in named)
