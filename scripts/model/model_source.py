@@ -39,8 +39,9 @@ class SeenFile(TypedDict):
 
 
 class Seen(TypedDict):
-    """The content of model/seen.json: the files of a model's folder when the model was exported."""
+    """The content of model/seen.json: the files of a model's folder and source.json when the model was exported."""
 
+    source: NotRequired[SourceOfModel | None]
     changed: dict[str, str] | None
     files: dict[str, SeenFile]
 
@@ -82,7 +83,11 @@ def check_format(name: str, files: Collection[str]) -> None:
 def is_made_anew(model: PretrainedModel, directory: Path) -> bool:
     """Whether Snakemake would export the model anew: recipe, link or files are not the export's."""
     noted, record = directory / SOURCE, directory / "hf/record.json"
-    is_same = read_if_there(noted, SourceOfModel) == _source(model, directory)
+    now, seen = _source(model, directory), read_if_there(directory / SEEN, Seen)
+    made_from = seen.get("source") if seen else None
+    if made_from is not None:
+        return made_from != now
+    is_same = read_if_there(noted, SourceOfModel) == now
     return not is_same or noted.stat().st_mtime_ns > record.stat().st_mtime_ns
 
 
@@ -116,7 +121,8 @@ def note_files(folder: Path, directory: Path, known: dict[str, Any], began: int)
         for path in model_files(folder):
             files[path.name] = _seen(path, contents, known.get(path.name), began)
     source = read_if_there(directory / SOURCE, SourceOfModel)
-    write_json(directory / SEEN, {"changed": source["changed"] if source else None, "files": files})
+    changed = source["changed"] if source else None
+    write_json(directory / SEEN, {"source": source, "changed": changed, "files": files})
 
 
 def _seen(path: Path, contents: Contents, described: dict[str, Any] | None, began: int) -> SeenFile:
