@@ -13,7 +13,6 @@ from scripts.contents import Contents
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_text
-from scripts.installed import version_of
 from scripts.recipe.blend import Blend
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource
@@ -85,15 +84,15 @@ def gone_rows(recipe: Recipe, contents: Contents) -> list[str]:
     ]
 
 
-def has_own_rows(recipe: Recipe, blend: Blend) -> bool:
-    """Whether a part or benchmark of a blend is in a folder of the user's own."""
-    return any(_folder_of(part, recipe) is not None for part in [*blend.parts(), *blend.decontaminate])
+def has_own_rows(recipe: Recipe) -> bool:
+    """Whether any blend has rows in a folder of the user's own."""
+    return any(True for _ in _own_blends(recipe))
 
 
 def _own_blends(recipe: Recipe) -> Iterator[tuple[str, Blend]]:
-    """Yield the fetched blends with rows in a folder of the user's own."""
+    """Yield the fetched blends with a part or a benchmark in a folder of the user's own."""
     for name, blend in recipe.fetched.items():
-        if has_own_rows(recipe, blend):
+        if any(_folder_of(part, recipe) is not None for part in [*blend.parts(), *blend.decontaminate]):
             yield name, blend
 
 
@@ -137,8 +136,8 @@ def _files_of(recipe: Recipe, name: str, blend: Blend, part: Files, contents: Co
     names = files_below(folder)
     if not named and f"{name}.jsonl" in names and not (source.subset or source.split):
         return [f"{name}.jsonl"]
-    saying = [file for file in sorted(names) if file.rpartition("/")[2] in NAMING]
-    by = [sorted(names), _hashes(folder, saying, contents), version_of("datasets")]
+    saying = [] if named else [file for file in sorted(names) if file.rpartition("/")[2] in NAMING]
+    by = [sorted(names), _hashes(folder, saying, contents)]
     asked = [name, source.model_dump(mode="json"), part.file]
     return contents.choose(canonical_json(asked), _digest(by), lambda: _files_wanted(name, part, recipe))
 

@@ -243,10 +243,9 @@ def data_to_be_made(recipe: Recipe, results: Path) -> set[str]:
 
 def gone_files(recipe: Recipe, results: Path) -> list[str]:
     """Return a line for each file or folder of rows that is gone since it was fetched."""
-    if not is_fetched(recipe, results):
-        return []
     with contents_of_run(results) as contents:
-        return gone_rows(recipe, contents)
+        gone = gone_rows(recipe, contents)
+    return gone if gone and is_fetched(recipe, results) else []
 
 
 def _fetched_anew(recipe: Recipe, source: RuleSettings, record: SourceRecord | None, rows: "_Rows") -> set[str]:
@@ -278,6 +277,8 @@ class _Rows:
 
     now: OwnRows
     then: OwnRows
+    are_own: bool
+    """Whether any blend has rows in such a folder."""
     record: SourceRecord | None
     """What was fetched, by the source's record; None without one, or where it is damaged, which is told elsewhere."""
 
@@ -285,7 +286,8 @@ class _Rows:
     def of(cls, recipe: Recipe, data: Path, contents: Contents) -> "_Rows":
         """Return the rows of a recipe whose data are in this folder."""
         record = _record_if_sound(data / "source/record.json")
-        return cls(own_rows(recipe, contents, record), fetched_rows(recipe, record), record)
+        now, then = own_rows(recipe, contents, record), fetched_rows(recipe, record)
+        return cls(now, then, has_own_rows(recipe), record)
 
     def of_blend(self, name: str) -> str | None:
         """Return the hash of a blend's files; where they are gone, of those that it was made of."""
@@ -361,7 +363,7 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, rows: _Rows) -> RuleSe
         values |= blend.model_dump(mode="json", include={"holdout_by"}) | {"holdout_seed": blend.seed}
     is_other_split = partial(_is_other_split, blend, manifest)
     made_from = manifest.with_name("made_from.json")
-    if not _is_told_by_settings(recipe, name, rows.record):
+    if not rows.are_own or not _is_told_by_settings(recipe, name, rows.record):
         return RuleSettings(values, [manifest], is_other_split, made_from)
     decides = {
         "blend": _without_places(_published(recipe, blend)),
@@ -385,21 +387,20 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, rows: _Rows) -> RuleSe
 
 
 def told_by_settings(recipe: Recipe, results: Path) -> set[str]:
-    """Return the blends whose settings tell all that decides their rows."""
+    """Return the blends whose settings tell all that decides their rows; none where no row is in an own folder."""
     record = _record_if_sound(results / "data/source/record.json")
+    if not has_own_rows(recipe):
+        return set()
     return {name for name in recipe.fetched if _is_told_by_settings(recipe, name, record)}
 
 
 def _is_told_by_settings(recipe: Recipe, name: str, record: SourceRecord | None) -> bool:
     """Whether a blend's rows can only change with its settings, or with files in the user's own folders.
 
-    The hub's branches move, and synthetic rows are made together. Where no blend has rows in such a folder, all blends
-    are fetched together.
+    The hub's branches move, and synthetic rows are made together.
     """
     blend = recipe.blends[name]
     if name not in recipe.fetched or recipe.is_synthetic(blend):
-        return False
-    if not any(has_own_rows(recipe, each) for each in recipe.fetched.values()):
         return False
     origins = (record or {}).get("tables", {})
     of_hub = [table for table, origin in origins.items() if origin != "folder"]
