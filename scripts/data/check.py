@@ -221,7 +221,7 @@ def measures_of(files: list[Path], kind: str, allow: list[str]) -> Measures:
     train, held_out = by_name.get("train-split.jsonl"), by_name.get("val-split.jsonl")
     if train is not None and held_out is not None:
         measured(train, DriftsOf(held_out))
-    return {file: measures_of_check(kind, allow, file) for file in files}
+    return {file: [measure.begun(file) for measure in measures_of_check(kind, allow, file)] for file in files}
 
 
 def _check_labels(split: Path, tally: Tally) -> None:

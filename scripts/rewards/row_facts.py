@@ -1,18 +1,19 @@
 """What rows say of their rewards, measured without any tokenizer: environments, rows without a verifier, samples."""
 
-import hashlib
+import random
+import sys
+from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from heapq import nsmallest
-from operator import attrgetter, itemgetter
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from scripts.installed import environment_files, environments
 from scripts.rewards.confine import unavailable
 from scripts.rewards.gym_yaml import evaluating_task
 from scripts.rewards.registry import SPECS, without_verifier
-from scripts.rows.jsonl import environment_named, key_of
+from scripts.rows.jsonl import Block, decode_row, environment_named, key_of
 from scripts.rows.kinds import KINDS
 from scripts.rows.measures import BlockMeasure, ReadBlock
 from scripts.rows.messages import Row
@@ -144,33 +145,30 @@ def unrewarded_in(facts: RowFacts, by_gym: Collection[str]) -> tuple[list[Number
 # -- samples -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A drawn row with its line; of several rows those of the least `ticket` are drawn."""
+@dataclass
+class BlockNames:
+    """The environments of the rows of a block, in order; None for a row that is left out."""
 
-    ticket: str
-    line: int
-    row: Row
+    start: int
+    size: int
+    names: list[str | None]
 
 
 @dataclass
 class Samples:
-    """Rows drawn evenly of each environment, and the first row of each."""
+    """Rows drawn evenly of each environment, and the first row of each, with their lines."""
 
     rows: int = 0
-    drawn: dict[str, list[Drawn]] = field(default_factory=dict)
+    drawn: dict[str, list[tuple[int, Row]]] = field(default_factory=dict)
     first: dict[str, tuple[int, Row]] = field(default_factory=dict)
-    count: int = 0
+    blocks: list[BlockNames] = field(default_factory=list)
+    """What the rows are drawn of, while the blocks are read."""
 
     def add(self, later: "Samples") -> None:
-        """Add the samples of the rows that follow."""
-        self.count = max(self.count, later.count)
+        """Add the rows that follow."""
         for name, (line, row) in later.first.items():
             self.first.setdefault(name, (self.rows + line, row))
-        for name, rows in later.drawn.items():
-            moved = [Drawn(each.ticket, self.rows + each.line, each.row) for each in rows]
-            both = [*self.drawn.get(name, ()), *moved]
-            self.drawn[name] = nsmallest(self.count, both, key=attrgetter("ticket"))
+        self.blocks += later.blocks
         self.rows += later.rows
 
 
@@ -178,8 +176,7 @@ class Samples:
 class SamplesOf(BlockMeasure[Samples]):
     """At most `count` rows of each environment, drawn evenly, always the same.
 
-    A row's ticket hashes the place of its first byte in the file. Rows with keys in `allow` break the contract, and are
-    left out.
+    Rows with keys in `allow` break the contract, and are left out.
     """
 
     name: ClassVar = "samples"
@@ -188,20 +185,25 @@ class SamplesOf(BlockMeasure[Samples]):
 
     count: int = SAMPLED
     allow: frozenset[str] = frozenset()
+    split: Path | None = None
+    """The file that is read."""
 
     @property
     def facts(self) -> dict[str, Any]:
         """The number of rows, and the allowed ones."""
         return {"count": self.count, "allow": sorted(self.allow)}
 
+    def begun(self, split: Path) -> Self:
+        """Return the measure with the file, of which the drawn rows are read at last."""
+        return replace(self, split=split)
+
     def of_block(self, block: ReadBlock) -> Samples:
-        """Return the samples of a block's rows."""
-        found = Samples(rows=len(block.lines), count=self.count)
-        place = block.block.start
+        """Return the environments of a block's rows, and the first row of each."""
+        found = Samples(rows=len(block.lines))
+        names: list[str | None] = []
         for number, (line, row) in enumerate(zip(block.lines, block.rows, strict=True), start=1):
-            ticket = hashlib.blake2b(str(place).encode(), digest_size=8).hexdigest()
-            place += len(line) + 1
             if self.allow and key_of(line) in self.allow:
+                names.append(None)
                 continue
             if not isinstance(row, dict):
                 raise block.error(number, row)
@@ -209,18 +211,49 @@ class SamplesOf(BlockMeasure[Samples]):
             if not name:
                 raise block.error(number, NO_ENVIRONMENT)
             found.first.setdefault(name, (number, row))
-            found.drawn.setdefault(name, []).append(Drawn(ticket, number, row))
-        for name, rows in found.drawn.items():
-            found.drawn[name] = nsmallest(self.count, rows, key=attrgetter("ticket"))
+            # one object for all rows, so that the names are small when they are sent between processes
+            names.append(sys.intern(name))
+        found.blocks.append(BlockNames(block.block.start, len(block.data), names))
         return found
 
+    def finished(self, found: Samples) -> Samples:
+        """Return the samples with the drawn rows."""
+        drawn = self._draw(found.blocks)
+        rows = self._rows_in(found.blocks, {line for lines in drawn.values() for line in lines})
+        told = {name: [(line, rows[line]) for line in sorted(drawn[name])] for name in sorted(drawn)}
+        return Samples(found.rows, told, found.first)
 
-def sampled_rows(samples: Samples) -> dict[str, list[tuple[int, Row]]]:
-    """Return the drawn rows by environment, each with its line, in the file's order."""
-    return {
-        name: sorted(((each.line, each.row) for each in samples.drawn[name]), key=itemgetter(0))
-        for name in sorted(samples.drawn)
-    }
+    def _draw(self, blocks: list[BlockNames]) -> dict[str, list[int]]:
+        """Return the lines of the drawn rows by environment: a reservoir each (Vitter's algorithm R)."""
+        drawn: dict[str, list[int]] = {}
+        seen: Counter[str] = Counter()
+        rng = random.Random(0)
+        names = (name for block in blocks for name in block.names)
+        for line, name in enumerate(names, start=1):
+            if name is None:
+                continue
+            seen[name] += 1
+            kept = drawn.setdefault(name, [])
+            if len(kept) < self.count:
+                kept.append(line)
+                continue
+            place = rng.randrange(seen[name])
+            if place < self.count:
+                kept[place] = line
+        return drawn
+
+    def _rows_in(self, blocks: list[BlockNames], lines: set[int]) -> dict[int, Row]:
+        """Return rows by their lines, of which only the blocks are read again."""
+        rows: dict[int, Row] = {}
+        before = 0
+        for block in blocks:
+            last = before + len(block.names)
+            inside = [line for line in sorted(lines) if before < line <= last]
+            if inside:
+                read = Block(self.split, block.start, block.size).read().removesuffix(b"\n").split(b"\n")
+                rows |= {line: decode_row(read[line - before - 1]) for line in inside}
+            before = last
+        return rows
 
 
 def measures_of_check(kind: str, allow: Collection[str], split: Path) -> list[BlockMeasure]:

@@ -34,7 +34,7 @@ class State(TypedDict):
     bytes: Count
     modified: int
     changed: int
-    inode: Count
+    inode: int
     sha256: str
 
 

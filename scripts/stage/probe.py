@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scripts.errors import UserError, warn
 from scripts.recipe.stage_settings import Probe
 from scripts.rewards.registry import SPECS, check_row, naming_row, reward_groups, scores
-from scripts.rewards.row_facts import SamplesOf, sampled_rows
+from scripts.rewards.row_facts import SamplesOf
 from scripts.rewards.side_effects import noting_side_effects
 from scripts.rewards.spec import EnvironmentSpec
 from scripts.rewards.time_limits import TooLate, time_limit
@@ -40,8 +40,8 @@ def sample_rows(split: Path, count: int, allow: frozenset[str] = frozenset()) ->
 
     Rows with keys in `allow` break the contract, and are left out.
     """
-    drawn = sampled_rows(measured(split, SamplesOf(count, allow), default_workers()))
-    return {name: [SampledRow(f"{split}:{line}", row) for line, row in rows] for name, rows in drawn.items()}
+    samples = measured(split, SamplesOf(count, allow), default_workers())
+    return {name: [SampledRow(f"{split}:{line}", row) for line, row in rows] for name, rows in samples.drawn.items()}
 
 
 def try_rewards(samples: dict[str, list[SampledRow]], probe: Probe) -> tuple[dict[str, Any], list[str]]:

@@ -6,6 +6,7 @@ import random
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from scripts.files import read_json, sha256_file, write_json
 from scripts.model.lengths import LengthsOf
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
-from scripts.rewards.row_facts import FactsOf, SamplesOf, sampled_rows
+from scripts.rewards.row_facts import FactsOf, SamplesOf
 from scripts.rows import jsonl
 from scripts.rows.arrival import ArrivalOf, Reading
 from scripts.rows.chat_format import SHIPPED, pin_date
@@ -136,8 +137,8 @@ def test_the_check_measures_all_that_needs_no_tokenizer_in_its_own_pass(stage, o
     made = stage("rlvr1", ROWS["rlvr1"])
     with opened() as reads:
         run_check(made)
-    # hashed, drift, the first row's form, the blocks' places, the one block
-    assert reads.count("train-split.jsonl") <= 5 and reads.count("val-split.jsonl") <= 5
+    # hashed, drift, the first row's form, the blocks' places, the one block, and again for the drawn rows
+    assert reads.count("train-split.jsonl") <= 6 and reads.count("val-split.jsonl") <= 5
     measures = [FactsOf("prompts"), SamplesOf(8), DriftsOf(made.validation_split)]
     for measure in measures:
         assert recorded(Split.of(made.train_split), measure) == measure.of_split(made.train_split)
@@ -328,7 +329,11 @@ def test_measures_find_in_one_pass_of_small_blocks_what_each_finds_alone(stage, 
         assert in_one_pass(split, measures, workers) == alone, workers
     *others, failed = in_one_pass(split, [*measures, Failing("prompts")])
     assert others == alone and str(failed) == "there it is"
-    drawn = sampled_rows(alone[-1])[MATH]
-    lines = [line for line, _ in drawn]
-    assert lines == sorted(lines) and len(lines) == 8 and lines[-1] > 100
-    assert all(row == rows[line - 1] for line, row in drawn)
+    # a reservoir over the rows, as one reads them line by line
+    drawn, chance = [], random.Random(0)
+    for number, row in enumerate(rows, start=1):
+        if number <= 8:
+            drawn.append((number, row))
+        elif (place := chance.randrange(number)) < 8:
+            drawn[place] = (number, row)
+    assert alone[-1].drawn == {MATH: sorted(drawn, key=itemgetter(0))}
