@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from scripts.commands import prepare
+from scripts.controller import prepare
 from scripts.errors import UserError
 from tests.conftest import ROOT
 
