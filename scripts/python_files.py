@@ -29,6 +29,11 @@ def see_in(root: Path) -> None:
     os.environ[SEEN] = str((root / FOLDER).absolute())
 
 
+def see_beside(training: Path) -> None:
+    """Let a process that was started without the variable use the notes of a training's store."""
+    os.environ.setdefault(SEEN, str(training.absolute().with_name(FOLDER.name)))
+
+
 def known_hash(source: bytes, keeps_docstrings: bool = False) -> str:
     """Return the SHA-256 by which a text is known, and note a new text; the hash of the text where that is no Python.
 

@@ -24,6 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 ROOT = Path(__file__).parents[1]
 OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+SET_IN_TESTS = (*OF_A_RANK, "STAGECOACH_SEEN")
+"""Variables that programs set in the process: TRL a rank's, and commands the store's notes on files."""
 SHORT = Path(__file__).with_name("short.yaml")
 EVERY_DAY = re.compile(
     r"tests/(unit/|workflow/test_(catalog|chain|docs_commands|edits|mistakes|resume)\."
@@ -73,8 +75,8 @@ def globals_are_forgotten(request):
 
 @pytest.fixture(autouse=True)
 def the_test_is_no_rank_afterwards():
-    """TRL sets these variables for vLLM, and accelerate then takes every later process for one of several ranks."""
-    before = {name: os.environ.get(name) for name in OF_A_RANK}
+    """TRL sets a rank's variables for vLLM, and accelerate then takes every later process for one of several ranks."""
+    before = {name: os.environ.get(name) for name in SET_IN_TESTS}
     yield
     for name, value in before.items():
         if value is None:

@@ -110,7 +110,7 @@ def test_it_fails_is_corrected_amended_and_goes_on_from_its_newest_checkpoint(fa
         assert told in html.unescape((failed.results / page).read_text()), page
     failed.edit("def verify", "# a longer answer earns more\ndef verify", "mine.py")
     assert "Nothing to be done" in failed.snakemake("--dry-run"), "a comment is no other environment"
-    assert not failed.planned() and "1 fresh" in failed.run("stagecoach", "plan").stdout
+    assert "1 fresh" in failed.run("stagecoach", "plan").stdout
     failed.run("stagecoach", "amend", "rlvr", "--undo")
     assert failed.planned() == {"rlvr"} and f"{STEPS} of {STEPS}" in failed.run("stagecoach", "plan").stdout
     failed.run("stagecoach", "amend", "rlvr", "--because", because)

@@ -34,6 +34,7 @@ from scripts.evaluate.gate import refuse_divergence
 from scripts.files import append_json, sha256_text
 from scripts.model.finite import refuse_not_numbers
 from scripts.model.loading import load_model
+from scripts.python_files import see_beside
 from scripts.rewards.registry import register, register_gym
 from scripts.rows.chat_format import pin_date
 from scripts.stage.measured import words_of
@@ -78,6 +79,7 @@ def _train(job: TrainingJob) -> None:
         raise ValueError(f"{job.stage} is to train in {job.ranks} processes, but {world_size()} are up")
     check_versions(job.config.release)
     pin_date(job.config.template_date)
+    see_beside(job.run.resolve())
     register(job.environments, job.config.environments)
     if getattr(job.config, "gym", None):
         register_gym(job.config.gym, job.settings.gym_servers, job.gym_python)
