@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.files import link_or_copy, sha256_file, write_json
-from scripts.records import Agains, CheckpointRecord, ComparedSteps, Files, TrainedAgain, read_if_there
+from scripts.records import Agains, CheckpointRecord, ComparedSteps, TrainedAgain, read_if_there
 from scripts.stage.paths import STORE, StagePaths
-from scripts.stage.rundir import FILES
+from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.training_folder import TrainingFolder
 
 COMPARED = "compared.json"
 """In a training's folder: how the weights of its steps compare with those of the training before."""
@@ -81,15 +82,16 @@ def compared(root: Path, paths: StagePaths, identity: str, step: int) -> Trained
     entry = _entry_of(paths, identity)
     if entry is None:
         return None
-    run, before = root / STORE / entry["folder"], root / STORE / entry["before"]
-    known = read_if_there(run / COMPARED, ComparedSteps) or {}
+    training = TrainingFolder(root / STORE / entry["folder"])
+    before = TrainingFolder(root / STORE / entry["before"])
+    known = read_if_there(training.path / COMPARED, ComparedSteps) or {}
     if str(step) in known:
         return known[str(step)]
-    weights = _compare(before, run, step)
-    found: TrainedAgain = {"folder": run.name, "before": before.name, "step": step, "weights": weights}
+    weights = _compare(before.checkpoint(step), training.checkpoint(step))
+    found: TrainedAgain = {"folder": training.name, "before": before.name, "step": step, "weights": weights}
     if weights == "equal":
-        _take_scores(before, run)
-    write_json(run / COMPARED, known | {str(step): found})
+        _take_scores(before, training)
+    write_json(training.path / COMPARED, known | {str(step): found})
     return found
 
 
@@ -110,32 +112,31 @@ def _entry_of(paths: StagePaths, identity: str) -> dict[str, Any] | None:
     return entries[-1] if entries else None
 
 
-def _compare(before: Path, run: Path, step: int) -> str:
-    """Return whether the weights of a step are equal in two folders, differ, or are unknown."""
-    checkpoint = Path("checkpoints", f"step_{step}")
-    ours, theirs = _weights(run / checkpoint), _weights(before / checkpoint)
+def _compare(before: Checkpoint, after: Checkpoint) -> str:
+    """Return whether the weights of two checkpoints are equal, differ, or are unknown."""
+    ours, theirs = _weights(after), _weights(before)
     if not ours or not theirs or None in (*ours.values(), *theirs.values()):
         return "unknown"
     return "equal" if ours == theirs else "other"
 
 
-def _weights(checkpoint: Path) -> dict[str, str | None]:
+def _weights(checkpoint: Checkpoint) -> dict[str, str | None]:
     """Return the hashes of a checkpoint's weights by name; None for a missing file without a recorded hash.
 
     Without safetensors, any file may hold weights.
     """
-    listed = read_if_there(checkpoint / FILES, Files) or {}
+    listed = checkpoint.files if (checkpoint.path / FILES).is_file() else {}
     weights = {name: file for name, file in listed.items() if name.endswith(".safetensors")}
-    return {name: file["sha256"] or _hash(checkpoint / name) for name, file in (weights or listed).items()}
+    return {name: file["sha256"] or _hash(checkpoint.path / name) for name, file in (weights or listed).items()}
 
 
 def _hash(path: Path) -> str | None:
     return sha256_file(path) if path.is_file() else None
 
 
-def _take_scores(before: Path, run: Path) -> None:
-    for scores in sorted((before / "scores").glob("[!.]*.parquet")):
-        target = run / "scores" / scores.name
+def _take_scores(before: TrainingFolder, training: TrainingFolder) -> None:
+    for scores in sorted((before.path / "scores").glob("[!.]*.parquet")):
+        target = training.path / "scores" / scores.name
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
             link_or_copy(scores, target)
