@@ -200,8 +200,8 @@ def _date_if_passed_over(path: Path, settings: RuleSettings, made: list[Path]) -
 
 def _written(path: Path) -> Settings:
     """Return the values of a settings file; none where it is missing, damaged or no file."""
-    with suppress(OSError, ValueError, RecursionError):
-        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    with suppress(UserError, OSError, ValueError, RecursionError):
+        values = json.loads(read_text(path)) if path.is_file() else {}
         return values if isinstance(values, dict) else {}
     return {}
 
