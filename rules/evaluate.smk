@@ -38,6 +38,7 @@ rule evaluate:
     shell:
         "python -m scripts.evaluate.score --recipe {params.recipe:q} --export {input.export:q}"
         " --start {input.parent_rollouts:q} {input.config:q} {input.model:q}"
+        " --settings {input.settings:q}"
         " --validation {input.splits:q} --threads {threads} --accelerator {params.accelerator:q} --gym-python {params.gym_python:q}"
         " --rollouts {output.rollouts:q} --output {output.evaluation:q} 2>&1 | (tee -p {log:q} || :)"
 

@@ -22,6 +22,11 @@ def trained_by(jobs):
     return {job.wildcards.stage for job in jobs if job.rule.name == "train"}
 
 
+def scored_by(jobs):
+    """The stages, checkpoints and choices whose held-out scores jobs of the call take."""
+    return {job.wildcards.stage for job in jobs if job.rule.name in ("evaluate", "test", "score_quantized")}
+
+
 def stages_to_train():
     """The stages whose training job this call of Snakemake plans."""
     return trained_by(workflow.dag.needrun_jobs(exclude_finished=False))
@@ -63,7 +68,7 @@ def check_before_submitting():
             backend_of(stage.config.backend).check_nodes(stage, SITE)
         beside = {stage: GRAPH[stage].settings.nodes_beside for stage in STAGES}
         check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES}, beside)
-        check_budget(PROJECT, stages_to_train())
+        check_budget(PROJECT, trained_by(workflow.dag.jobs))
         if refused := [str(trial) for trial in trials() if trial.is_refused]:
             raise UserError(
                 "\n  ".join([f"nothing is submitted; mend {CONFIG.site}, or the recipe's resources:", *refused])
@@ -84,7 +89,8 @@ def trials():
 
 def plan_of_dry_run():
     """What a dry run says at its end."""
-    plan = dry_run_text(PROJECT, trained_by(workflow.dag.jobs))
+    jobs = [*workflow.dag.jobs]
+    plan = dry_run_text(PROJECT, trained_by(jobs), scored_by(jobs))
     if SITE.slurm is None or which("sbatch") is None:
         return plan
     try:

@@ -354,7 +354,8 @@ class UnfinishedThoughts(TypedDict):
 class Evaluation(TypedDict):
     """eval.json: scores of held-out prompts where a stage answers some, and of written answers the validation.
 
-    `not_used` are settings of the model's generation_config.json that do not count.
+    `not_used` are settings of the model's generation_config.json that do not count, `settings` are those
+    of the evaluation by which the scores were taken, `start` is the file that stood for the start.
     """
 
     stage: str
@@ -363,6 +364,8 @@ class Evaluation(TypedDict):
     validation: NotRequired[HeldOutLoss]
     content: NotRequired[str]
     decoding: NotRequired[dict[str, Any]]
+    settings: NotRequired[dict[str, Any]]
+    start: NotRequired[str]
     not_used: NotRequired[dict[str, Any]]
     unjudged: NotRequired[dict[str, Any]]
     gym_verdicts: NotRequired[Count]

@@ -4,6 +4,7 @@ import argparse
 import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from scripts.backends.by_name import backend_of
@@ -15,21 +16,16 @@ from scripts.files import duration
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.records import each_read_once
-from scripts.stage.estimate import (
-    LIMIT,
-    Estimate,
-    Sampling,
-    bound_of,
-    estimate,
-    hours_text,
-    samplings,
-    seconds_to_score,
-)
+from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
 from scripts.stage.held_out import rows_held_out
+from scripts.stage.outlook import Outlook
+from scripts.stage.scorings import Scoring, words_of_rescored
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, reasons_away
 
 WORDS = {"stale": "trains again", "trained": "published again", "fresh": "fresh", "damaged": "damaged"}
+MAY_TRAIN = "may train"
+"""What a stage does whose training may lie in the store already, once what comes first is made."""
 LARGEST = 3
 REFUSED = "Snakemake will refuse all of it: "
 
@@ -40,7 +36,7 @@ class Planned(NamedTuple):
     state: StageState
     estimate: Estimate
     runtime: int
-    scoring: float = 0.0
+    scoring: Scoring | None = None
 
     def words(self) -> tuple[str, str, str]:
         """Return what would happen to the stage, the steps to train of all (?: unknown; none: nothing), and why."""
@@ -54,21 +50,23 @@ class Planned(NamedTuple):
             what = f"training, from step {state.start}"
         elif state.state == "unfinished" and state.start:
             what = f"resumes at step {state.start}"
+        elif not state.is_certain:
+            what = MAY_TRAIN
         steps = "" if left == 0 else "?" if left is None else f"{left} of {state.planned}"
         why = ", ".join([*state.changed, *filter(None, (state.note, state.skipped))])
         return what, steps, why or ("never trained" if state.state == "new" else "")
 
 
-def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
-    """Return the plan of stages, parents first."""
-    states, site = project.states(), project.site
-    scoring = seconds_to_score(project.recipe, project.results, states)
+def planned_stages(project: Project, stages: Collection[str], outlook: Outlook | None = None) -> list[Planned]:
+    """Return the plan of stages, parents first, by the project's outlook (None: as of now)."""
+    outlook = outlook or project.outlook()
+    states, site = outlook.states, project.site
     return [
         Planned(
             states[stage.name],
             estimate(site, stage, states[stage.name].left),
             site.resources_of(stage.name, stage.settings).runtime,
-            scoring.get(stage.name, 0.0),
+            outlook.scorings.get(stage.name),
         )
         for stage in project.stages()
         if stage.name in stages
@@ -78,11 +76,12 @@ def planned_stages(project: Project, stages: Collection[str]) -> list[Planned]:
 @each_read_once()
 def plan_text(project: Project) -> str:
     """Return the plan: a table with totals, the basis of the hours, memory, likely mistakes, and refusals."""
-    plan = planned_stages(project, project.recipe.stages)
+    outlook = project.outlook()
+    plan = planned_stages(project, project.recipe.stages, outlook)
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
     likely = doubts(project.recipe, project.results, _to_train(plan))
     told = [
-        *_totals(project, plan),
+        *_totals(project, plan, outlook),
         *_rows(project, _to_train(plan)),
         *_memory(project, _to_train(plan)),
         *likely,
@@ -106,14 +105,20 @@ def _refused(problems: list[str]) -> list[str]:
 
 
 @each_read_once()
-def dry_run_text(project: Project, names: set[str]) -> str:
+def dry_run_text(project: Project, names: set[str], scored: set[str] | None = None) -> str:
     """Return the plan of the stages and checkpoints that a call needs, and a line where Slurm is missing.
+
+    `scored` are those whose held-out scores the call asks for (None: all).
 
     Snakemake plans no job behind a choice that may fall as before; the plan has the stages there too.
     """
-    plan = planned_stages(project, {project.recipe.graph[name].stage for name in names})
+    outlook = project.outlook()
+    if scored is not None:
+        asked = {name: scoring for name, scoring in outlook.scorings.items() if name in scored}
+        outlook = replace(outlook, scorings=asked)
+    plan = planned_stages(project, {project.recipe.graph[name].stage for name in names}, outlook)
     is_idle = all(stage.state.state == "fresh" for stage in plan)
-    lines = ["no stage trains"] if is_idle else _totals(project, plan)
+    lines = ["no stage trains", *_more_to_come(outlook)] if is_idle else _totals(project, plan, outlook)
     lines += doubts(project.recipe, project.results, _to_train(plan))
     lines += reasons_away(stage.state for stage in plan)
     lines += _refused([*lacking_rows(project.recipe, project.results), *store_refusals(project.store)])
@@ -126,7 +131,7 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
     return {stage.state.stage: stage.estimate for stage in plan if stage.estimate.steps != 0}
 
 
-def _totals(project: Project, plan: list[Planned]) -> list[str]:
+def _totals(project: Project, plan: list[Planned], outlook: Outlook) -> list[str]:
     """Return the table, the basis of the hours, and a line where the budget is exceeded."""
     to_train = _to_train(plan)
     bases: dict[str, list[str]] = {}
@@ -135,15 +140,30 @@ def _totals(project: Project, plan: list[Planned]) -> list[str]:
             bases.setdefault(left.basis, []).append(name)
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
     lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
-    if waiting := [stage.state.stage for stage in plan if stage.state.state == "waiting"]:
-        lines.append(f"predicted, until what comes first is made: {_first(waiting)}")
+    lines += _predictions(plan)
     lines += _longest_path(project, to_train) if project.site.slurm else []
-    to_come = samplings(project.recipe, project.results, project.site, project.states)
-    lines += [each.line for each in to_come]
-    if scored := {stage.state.stage: stage.scoring for stage in plan if stage.scoring}:
-        lines.append(f"held-out scores of {', '.join(scored)} take {duration(sum(scored.values()))}, by the last pace")
-    words = beyond_budget(project, to_train, to_come)
+    lines += _more_to_come(outlook)
+    words = beyond_budget(project, to_train, outlook)
     return [*lines, *_refused([words] if words else [])]
+
+
+def _more_to_come(outlook: Outlook) -> list[str]:
+    """Return the lines on samplings and held-out scorings to come."""
+    lines = [each.line for each in outlook.samplings]
+    known = {name: each.seconds for name, each in outlook.scorings.items() if each.seconds is not None}
+    if known:
+        lines.append(f"held-out scores of {', '.join(known)} take {duration(sum(known.values()))}, by the last pace")
+    return [*lines, *words_of_rescored(outlook.scorings)]
+
+
+def _predictions(plan: list[Planned]) -> list[str]:
+    """Return a line on the stages whose row is a prediction, and one on those that may not train after all."""
+    waiting = [stage.state.stage for stage in plan if stage.state.state == "waiting" or stage.state.is_foreseen]
+    doubtful = [stage.state.stage for stage in plan if not stage.state.is_certain]
+    lines = [f"predicted, until what comes first is made: {_first(waiting)}"] if waiting else []
+    if doubtful:
+        lines.append(f"counted as if they train, though the store may have them trained: {_first(doubtful)}")
+    return lines
 
 
 def _longest_path(project: Project, to_train: dict[str, Estimate]) -> list[str]:
@@ -183,13 +203,19 @@ def _table(site: Site, plan: list[Planned]) -> list[str]:
         hours = [hours_text(each, bound_of(estimates)) for each in whole]
         sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
     words = {"trained": "to publish", "fresh": "fresh", "damaged": "damaged"}
-    counts = Counter(
-        "unknown" if stage.state.is_unknown else words.get(stage.state.state, "to train") for stage in plan
-    )
-    counted = ", ".join(f"{counts[word]} {word}" for word in ("to train", "unknown", *words.values()) if counts[word])
+    counts = Counter(_counted_as(stage.state, words) for stage in plan)
+    order = ("to train", MAY_TRAIN, "unknown", *words.values())
+    counted = ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
     more = "≥ " if any(each.steps is None for each in estimates) else ""
     rows.append(["in all", counted, f"{more}{sum(each.steps or 0 for each in estimates)}", *sums, ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
+
+
+def _counted_as(state: StageState, words: dict[str, str]) -> str:
+    """Return the word under which the last row counts a stage; `words` are those of states that do not train."""
+    if state.is_unknown:
+        return "unknown"
+    return words.get(state.state, "to train" if state.is_certain else MAY_TRAIN)
 
 
 def _first(names: list[str]) -> str:
@@ -201,7 +227,7 @@ def _time(plan: list[Planned]) -> str:
     """Return the known time of all stages in sequence, held-out scores included."""
     estimates = [stage.estimate for stage in plan]
     known = [each.hours * 3600 for each in estimates if each.steps and not each.bound]
-    known += [stage.scoring for stage in plan if stage.scoring]
+    known += [stage.scoring.seconds for stage in plan if stage.scoring and stage.scoring.seconds]
     more = "≥ " if any(each.bound for each in estimates) else ""
     return f"{more}{duration(sum(known))}" if known else ""
 
@@ -218,27 +244,35 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     return lines and ["", *lines]
 
 
-def beyond_budget(project: Project, to_train: dict[str, Estimate], to_come: list[Sampling]) -> str | None:
+def beyond_budget(project: Project, to_train: dict[str, Estimate], outlook: Outlook) -> str | None:
     """Return in words how far training exceeds the site's budget, with the largest stages; None where it may train.
 
-    Of the samplings `to_come` those for rows of the stages count.
+    Of the samplings to come those for rows of the stages count, of the held-out scorings those with a known pace.
     """
     site, recipe = project.site, project.recipe
     blends = {behind.name for name in to_train for rows in recipe.graph[name].rows for behind in rows.lineage}
-    sampled = sum(each.gpu_hours for each in to_come if each.blend in blends)
-    needed = sampled + sum(left.gpu_hours for left in to_train.values())
+    sampled = sum(each.gpu_hours for each in outlook.samplings if each.blend in blends)
+    scored = _hours_to_score(site, outlook)
+    needed = sampled + scored + sum(left.gpu_hours for left in to_train.values())
     budget = site.slurm.budget_gpu_hours if site.slurm else None
     if project.over_budget or budget is None or needed <= budget:
         return None
     ordered = sorted(to_train, key=lambda name: -to_train[name].gpu_hours)
     shares = _first([f"{name} {hours_text(to_train[name].gpu_hours, to_train[name].bound)}" for name in ordered])
-    more = f", sampling {hours_text(sampled)}" if sampled else ""
+    besides = {"sampling": sampled, "scoring": scored}
+    more = "".join(f", {what} {hours_text(hours)}" for what, hours in besides.items() if hours)
     whole = hours_text(needed, bound_of(to_train.values()))
     return (
         f"what is to train is expected to need {whole} GPU-hours ({shares}{more}), but "
         f"slurm.budget_gpu_hours of site {site.name} is {hours_text(budget)}; raise it, ask for fewer stages, or go on "
         "all the same: --config over_budget=true"
     )
+
+
+def _hours_to_score(site: Site, outlook: Outlook) -> float:
+    """Return the GPU-hours of the held-out scorings to come, as far as their pace is known; each has a whole node."""
+    gpus = site.slurm.gpus_per_node if site.slurm and site.accelerator != "cpu" else 0
+    return sum(each.seconds or 0.0 for each in outlook.scorings.values()) / 3600 * gpus
 
 
 def check_budget(project: Project, stages: Collection[str] | None = None) -> None:
@@ -248,8 +282,8 @@ def check_budget(project: Project, stages: Collection[str] | None = None) -> Non
     """
     graph = project.recipe.graph
     asked = {start.stage for start in graph.starts_of(graph.stages if stages is None else stages)}
-    to_come = samplings(project.recipe, project.results, project.site, project.states)
-    if words := beyond_budget(project, _to_train(planned_stages(project, asked)), to_come):
+    outlook = project.outlook()
+    if words := beyond_budget(project, _to_train(planned_stages(project, asked, outlook)), outlook):
         raise UserError(words)
 
 

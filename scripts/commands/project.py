@@ -19,6 +19,7 @@ from scripts.remote.remote_store import RemoteStore
 from scripts.remote.trust import lack_of_key
 from scripts.slurm.jobs import latest_jobs
 from scripts.stage.earlier_tree import refuse_run_directories
+from scripts.stage.outlook import Outlook, outlook_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.stage import Stage
 from scripts.stage.state import StageState, States
@@ -45,9 +46,16 @@ class Project:
 
     def states(self) -> dict[str, StageState]:
         """Return the state of every stage, parents first."""
+        return self._states().all()
+
+    def outlook(self) -> Outlook:
+        """Return what a call would train, sample and score."""
+        return outlook_of(self._states(), self.site)
+
+    def _states(self) -> States:
         jobs = latest_jobs(self.results) if self.site.slurm else {}
         remote = RemoteStore.to_pull_from(self.store)
-        return States(self.recipe, self.results, self.root, jobs, remote, again=self.again).all()
+        return States(self.recipe, self.results, self.root, jobs, remote, again=self.again)
 
 
 def store_refusals(store: Store | None) -> list[str]:

@@ -9,9 +9,9 @@ from scripts.files import duration
 from scripts.recipe.site import Site
 from scripts.records import each_read_once
 from scripts.slurm.jobs import latest_jobs
-from scripts.stage.estimate import seconds_to_score
 from scripts.stage.left_out import left_out
 from scripts.stage.paths import StagePaths
+from scripts.stage.scorings import NEVER, Scoring
 from scripts.stage.state import reasons_away
 from scripts.stage.status import StageStatus, status_of
 
@@ -19,11 +19,11 @@ from scripts.stage.status import StageStatus, status_of
 @each_read_once()
 def status_text(project: Project) -> str:
     """Return a line a stage, and one a node that is left out."""
-    states = project.states()
+    outlook = project.outlook()
+    states = outlook.states
     jobs = latest_jobs(project.results) if project.site.slurm else {}
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
-    scoring = seconds_to_score(project.recipe, project.results, states)
-    rows = [_row(status, project.site, scoring.get(status.stage)) for status in statuses]
+    rows = [_row(status, project.site, outlook.scorings.get(status.stage)) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]
     away = left_out(project.root or project.results) if project.site.slurm else {}
     told = reasons_away(states.values())
@@ -34,13 +34,15 @@ def status_text(project: Project) -> str:
     return "\n".join([*aligned([head, *rows], left={0, 1, len(head) - 1}), *told])
 
 
-def _row(status: StageStatus, site: Site, scoring: float | None) -> list[str]:
+def _row(status: StageStatus, site: Site, scoring: Scoring | None) -> list[str]:
     planned = "?" if status.planned is None else status.planned
     at = "" if status.state in ("new", "waiting", "stale", "damaged", "unknown") else f"{status.step}/{planned}"
     slurm = ["" if status.nodes is None else str(status.nodes), status.job or ""] if site.slurm else []
-    known = [each for each in (status.left, scoring) if each is not None and status.state in ("training", "fresh")]
+    seconds = scoring.seconds if scoring else None
+    known = [each for each in (status.left, seconds) if each is not None and status.state in ("training", "fresh")]
     left = duration(sum(known)) if known else ""
-    note = status.note or ("held-out scores to come" if status.state == "fresh" and scoring else "")
+    is_told = scoring is not None and (seconds is not None or scoring.why != NEVER)
+    note = status.note or ("held-out scores to come" if status.state == "fresh" and is_told else "")
     return [status.stage, status.state, at, _number(status.reward, 3), _number(status.kl, 4), left, *slurm, note]
 
 

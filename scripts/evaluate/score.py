@@ -13,7 +13,7 @@ from transformers import logging as transformers_logging
 
 from scripts.errors import UserError, warn
 from scripts.evaluate.results import Answer, beside_model, beside_parent, write_results
-from scripts.files import append_json, canonical_json, duration, sha256_file, sha256_text, write_json
+from scripts.files import append_json, canonical_json, duration, read_json, sha256_file, sha256_text, write_json
 from scripts.model.bfloat16 import type_to_score
 from scripts.model.generate import Rollout, Sampler
 from scripts.model.generation_settings import BY_RECIPE, followed_for, settings_asked
@@ -44,8 +44,8 @@ from scripts.rows.prompts import Row, prompt_for_reading, render_prompt
 from scripts.rows.request import PromptRow, problem_of
 from scripts.rows.thoughts import Told
 from scripts.stage.consistency import exported_model
-from scripts.stage.estimate import SAMPLED, Batch
 from scripts.stage.measured import held_out_loss
+from scripts.stage.scorings import SAMPLED, Batch
 from scripts.stage.tables import ROLLOUTS, read_table, write_table
 from scripts.stage.training_folder import TrainingFolder
 
@@ -233,6 +233,7 @@ def main(
     threads: int = 2,
     accelerator: Annotated[Literal["auto", "cuda", "cpu"], "device of the model"] = "cpu",
     gym_python: Annotated[str, "the Python of the environment with NeMo-Gym"] = GYM_PYTHON,
+    settings: Annotated[Path | None, "the file of the evaluation's settings, to be noted"] = None,
 ) -> None:
     """Score an export, or write earlier scores again."""
     torch.set_num_threads(threads)
@@ -256,7 +257,8 @@ def main(
     }
     folder, written = export.parent / "model", (decoding, rollouts, output)
     unused = settings_asked(folder)
-    more = {"not_used": unused} if unused else {}
+    more = {"start": start.name} | ({"settings": read_json(settings)} if settings else {})
+    more |= {"not_used": unused} if unused else {}
     if evaluation.gym:
         more["gym_verdicts"] = VERDICTS
     if followed := followed_for(folder, decoding):

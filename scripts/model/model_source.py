@@ -91,6 +91,13 @@ def is_made_anew(model: PretrainedModel, directory: Path) -> bool:
     return not is_same or noted.stat().st_mtime_ns > record.stat().st_mtime_ns
 
 
+def has_other_files(model: PretrainedModel, directory: Path) -> bool:
+    """Whether files of a model's folder differ from those that its export was made from."""
+    noted = read_if_there(directory / SEEN, Seen)
+    changed = _changed(model, directory)
+    return noted is not None and changed is not None and changed != noted["changed"]
+
+
 def _source(model: PretrainedModel, directory: Path) -> SourceOfModel:
     known = read_if_there(directory / SOURCE, SourceOfModel)
     source = {"model": model.model_dump(mode="json"), "changed": _changed(model, directory)}

@@ -1,33 +1,24 @@
-"""Estimate the rest: of trainings in steps and node-hours, of sampling in GPU-hours, of held-out scorings in seconds.
-
-A line of ``eval.sampled.jsonl`` is a batch of a scoring under way; ``logs/scoring.json`` has the pace of the last one.
-"""
+"""Estimate the rest: of trainings in steps and node-hours, of sampling in GPU-hours."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
-from typing import Any
+from statistics import fmean
 
 from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
-from scripts.records import Manifest, Pace, SampledPace, read_if_there, read_lines, read_record
-from scripts.stage.paths import StagePaths
+from scripts.records import Manifest, SampledPace, read_if_there, read_record
 from scripts.stage.progress import step_seconds
-from scripts.stage.rule_settings import data_to_be_made
+from scripts.stage.rule_settings import is_sampled_anew
 from scripts.stage.stage import Stage
-from scripts.stage.state import StageState
 
 MEASURED, EXPECTED = "the steps that {} logged", "the step_seconds of {}"
 LIMIT = "one whole allocation (≤) of {}, whose step_seconds are not set"
 UNKNOWN = "one allocation (≥) of {}, whose steps follow from rows that are not there yet"
 MARKS = {LIMIT: "≤", UNKNOWN: "≥"}
-Batch = dict[str, Any]
-"""`answers` by the rows' places (reward, reason of no verdict, text, tokens, cut), the policy's key `of`, `seconds`."""
-SAMPLED = ".sampled.jsonl"
 
 
 @dataclass(frozen=True)
@@ -95,22 +86,19 @@ class Sampling:
     line: str
 
 
-def samplings(
-    recipe: Recipe, results: Path, site: Site, states_of: Callable[[], Mapping[str, StageState]]
-) -> list[Sampling]:
-    """Return the samplings to come, among them those of blends whose model is to train, by the states of all stages."""
+def samplings(recipe: Recipe, results: Path, site: Site, remade: Collection[str], unknown: Set[str]) -> list[Sampling]:
+    """Return the samplings to come, among them those of blends whose model is to train, or is chosen again.
+
+    `remade` are the blends whose data are made anew, `unknown` the makers whose exports are to come.
+    """
     found: list[Sampling] = []
-    if not any(blend.generated for blend in recipe.blends.values()):
-        return found
-    try:
-        remade = data_to_be_made(recipe, results)
-    except UserError:  # a damaged record, of which the stages' states tell
-        return found
-    states = states_of()
     for name in recipe.blends:
-        before = {stage for maker in recipe.graph.rows(name).made_by for stage in maker.trained}
-        is_to_come = name in remade or any(states[stage].left != 0 for stage in before)
-        if (source := recipe.blends[name].generated) is None or not is_to_come:
+        source = recipe.blends[name].generated
+        if source is None:
+            continue
+        is_of_others = not unknown.isdisjoint(maker.name for maker in recipe.graph.rows(name).made_by)
+        is_remade = name in remade and is_sampled_anew(recipe, results, name)
+        if not is_of_others and not is_remade:
             continue
         manifest = read_if_there(results / "data" / source.prompts / "manifest.json", Manifest)
         rows = manifest["train"].get("rows") if manifest and source.prompts not in remade else None
@@ -138,36 +126,3 @@ def _paces_in(samples: Path) -> Iterator[float]:
             shard = read_record(path, SampledPace)
             if shard.get("responses") and shard.get("seconds"):
                 yield shard["responses"] / shard["seconds"]
-
-
-def seconds_to_score(recipe: Recipe, results: Path, states: Mapping[str, StageState]) -> dict[str, float]:
-    """Return the expected seconds of the scorings to come by stage, where any scoring of the run has a pace.
-
-    A stage that is to train is scored again. Damaged records give no estimate; their readers tell of the damage.
-    """
-    with suppress(UserError):
-        to_come, measured = {}, {}
-        records = {blend: results / "data" / blend / "manifest.json" for blend in recipe.blends}
-        manifests = {blend: read for blend, path in records.items() if (read := read_if_there(path, Manifest))}
-        graph = recipe.graph
-        for stage in graph.starts_of(recipe.stages if recipe.evaluation else ()):
-            name = stage.name
-            paths = StagePaths(results / stage.name)
-            of_test = {rows.name for rows in graph.tested_rows if stage in graph.ends}
-            of_scores = {rows.name for rows in graph.scored_rows if stage.is_scored}
-            sampled = 1 if stage.scored_before else 2  # the start is sampled too where it has no scores
-            parts = (paths.evaluation, "validation", of_scores, sampled), (paths.test, "test", of_test, 2)
-            batches = [batch for path, *_ in parts for batch in read_lines(path.with_suffix(SAMPLED), Batch)]
-            done = sum(len(batch["answers"]) for batch in batches)
-            pace = {"responses": done, "seconds": sum(batch["seconds"] for batch in batches)}
-            if pace := pace if done else read_if_there(paths.logs / "scoring.json", Pace):
-                measured[name] = pace["seconds"] / max(1, pace["responses"])
-            to_come[name] = -done + sum(
-                policies * manifests[blend][split].get("rows", 0)
-                for path, split, blends, policies in parts
-                for blend in manifests.keys() & blends
-                if states[name].left != 0 or not path.exists()
-            )
-        pace = median(measured.values()) if measured else 0.0
-        return {name: measured.get(name, pace) * rows for name, rows in to_come.items() if measured and rows > 0}
-    return {}

@@ -54,6 +54,7 @@ def purpose_of(state: StageState, attempts: list[str], slurm_job: int, on_slurm:
     is_training = state.state == "training" and not state.trains_other
     if state.is_fetched and on_slurm:
         return Purpose(Kind.FETCH)
-    if state.is_trained or is_training:
+    is_trained = state.is_trained and not state.is_foreseen  # what is foreseen is told by no record of this run
+    if is_trained or is_training:
         return Purpose(Kind.PUBLISH)
     return Purpose(Kind.TRAIN)

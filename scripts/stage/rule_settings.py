@@ -9,10 +9,11 @@ import json
 import os
 import re
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ FROM = "from"
 # Keys of `evaluation` that change no held-out score, or change the inputs of the rule.
 ASKING = OF_TASKS - {"chat_template_kwargs"} | {"stages", "blends", "test", "gym_servers"}
 SPLITTING = {"holdout", "test", "reasoning", "missing_images"}
+COUNTS = ("holdout", "test")
 PUBLISHED = {"format", "source", "file"}
 SYNTHESIZED = {*PUBLISHED, "kind", "environments", "rows", "holdout", "pictures", "hallucinated_tools"}
 COMPOSED = {*PUBLISHED, *COMPOSES, "kind", "environments", "columns", "shuffle", "seed"}
@@ -98,7 +100,7 @@ class RuleSettings:
         if not self.made_from.exists():
             return self.is_contradicted()
         if self.differs_from is not None:
-            return self.differs_from(_written(self.made_from))
+            return self.differs_from(settings_written(self.made_from))
         return _text_in(self.made_from) != self.text
 
     def grows(self, before: Settings) -> bool:
@@ -145,6 +147,12 @@ def _all_settings(
     return {results / FOLDER / f"{name}.json": settings for name, settings in named.items()}
 
 
+def scores_settings(recipe: Recipe, results: Path) -> RuleSettings:
+    """Return the settings of held-out scores; the recipe has an evaluation."""
+    with contents_of_run(results) as contents:
+        return _of_scores(recipe, results, contents)
+
+
 def write_settings(recipe: Recipe, results: Path, again: Mapping[str, str] | None = None) -> None:
     """Write every settings file whose text differs.
 
@@ -165,7 +173,7 @@ def _write(recipe: Recipe, path: Path, settings: RuleSettings) -> None:
     if not is_new and _text_in(path) == settings.text:
         _date_if_passed_over(path, settings, made)
         return
-    before = _written(path)
+    before = settings_written(path)
     was_lost = before.pop(LOST, None) is not None
     has_come_back = was_lost and before == json.loads(settings.text)
     is_same = bool(settings.made_from) and not settings.differ()
@@ -198,7 +206,7 @@ def _date_if_passed_over(path: Path, settings: RuleSettings, made: list[Path]) -
         os.utime(path)
 
 
-def _written(path: Path) -> Settings:
+def settings_written(path: Path) -> Settings:
     """Return the values of a settings file; none where it is missing, damaged or no file."""
     with suppress(UserError, OSError, ValueError, RecursionError):
         values = json.loads(read_text(path)) if path.is_file() else {}
@@ -268,7 +276,7 @@ def _fetched_anew(recipe: Recipe, source: RuleSettings, record: SourceRecord | N
 
 def _tells_its_rows(splits: RuleSettings) -> bool:
     """Whether the settings of a blend's splits, now and then, tell all that decides its rows."""
-    return FROM in splits.values and FROM in _written(splits.made_from)
+    return FROM in splits.values and FROM in settings_written(splits.made_from)
 
 
 @dataclass(frozen=True)
@@ -314,6 +322,66 @@ class _Rows:
         return self.has_other_tables or any(map(self.is_other, self.now.blends))
 
 
+def data_elsewhere(recipe: Recipe, results: Path, root: Path, blends: Iterable[str]) -> dict[str, Path]:
+    """Return manifests of equal splits that lie in other folders of results, for blends whose splits are to be made.
+
+    The settings there tell all that decides the rows, and are the same.
+    """
+    settings = _settings_of_data(recipe, results)
+    places = sorted([*root.glob("data/*/manifest.json"), *root.glob("*/data/*/manifest.json")])
+    places = [each for each in places if _is_sample(each) == _is_sample(results)]
+    found: dict[str, Path] = {}
+    for name, manifest in product(sorted(recipe.fetched.keys() & {*blends}), places):
+        with suppress(UserError):  # a damaged record tells nothing
+            if name not in found and _has_equal_splits(recipe, name, settings, manifest):
+                found[name] = manifest
+    return found
+
+
+def _has_equal_splits(recipe: Recipe, name: str, settings: dict[str, RuleSettings], manifest: Path) -> bool:
+    """Whether a manifest of another folder is of the splits that a blend would get."""
+    made_from, splits = manifest.with_name("made_from.json"), settings[f"fill/{name}"]
+    if not made_from.exists() or _text_in(made_from) != splits.text:
+        return False
+    if FROM in splits.values:
+        return True
+    if manifest.parent.name != name or not recipe.is_synthetic(recipe.blends[name]):
+        return False
+    fetched = manifest.parents[1] / "source"
+    before = read_if_there(fetched / "made_from.json", MadeFrom)
+    record = read_if_there(fetched / "record.json", SourceRecord)
+    if before is None or record is None or _is_of_other_source(manifest, name, record):
+        return False
+    now = json.loads(settings["source"].text)
+    is_same_source = (before.get("source"), before.get("tables")) == (now["source"], now["tables"])
+    return is_same_source and before["blends"].get(name) == now["blends"][name]
+
+
+def _is_sample(path: Path) -> bool:
+    """Whether a path lies in the results of a sample of the rows."""
+    return any(part.startswith("sample-") for part in path.parts)
+
+
+def has_other_rows(recipe: Recipe, results: Path, name: str) -> bool:
+    """Whether a blend whose splits are made anew surely gets other rows: by count, source or seed of synthesis."""
+    data, blend = results / "data", recipe.blends[name]
+    if blend.generated or not (data / name / "manifest.json").exists():
+        return False
+    if _is_of_other_source(data / name / "manifest.json", name, _record_if_sound(data / "source/record.json")):
+        return True
+    settings = _settings_of_data(recipe, results)
+    fill, source = settings[f"fill/{name}"], settings["source"]
+    if not fill.made_from.exists():
+        return fill.is_contradicted()
+    before, now = settings_written(fill.made_from), fill.values
+    if any(before.get(key) != now.get(key) for key in COUNTS):
+        return True
+    if not recipe.is_synthetic(blend) or not source.made_from.exists():
+        return False
+    fetched, asked = settings_written(source.made_from), json.loads(source.text)
+    return fetched.get("source") != asked["source"] or fetched.get("blends", {}).get(name) != asked["blends"][name]
+
+
 def _is_generated_anew(recipe: Recipe, results: Path, name: str, settings: dict[str, RuleSettings]) -> bool:
     """Whether models would make a generated blend's rows anew: by other settings, other prompts, or other contents."""
     exports = {maker: StagePaths(results / maker).export_record for maker in recipe.blends[name].makers}
@@ -326,6 +394,19 @@ def _is_generated_anew(recipe: Recipe, results: Path, name: str, settings: dict[
     return any(settings[f"generated/{name}/{step}"].differ() for step in GENERATING)
 
 
+def is_sampled_anew(recipe: Recipe, results: Path, name: str) -> bool:
+    """Whether models would respond anew for a generated blend that is made anew: otherwise only judged or selected."""
+    made = read_if_there(results / "data" / name / "manifest.json", Manifest)
+    if made is None or _is_of_other_prompts(recipe, results, name):
+        return True
+    then = (made.get("generated") or {}).get("by") or {}
+    for maker in recipe.blends[name].generated.models:
+        exported = read_if_there(StagePaths(results / maker).export_record, ExportRecord)
+        if exported is None or then.get(maker) != exported["content"]:
+            return True
+    return _settings_of_data(recipe, results)[f"generated/{name}/sample"].differ()
+
+
 def _is_of_other_prompts(recipe: Recipe, results: Path, name: str) -> bool:
     """Whether a generated blend's rows were selected by other rows of prompts than there are; unknown counts as no."""
     selected = read_if_there(results / "data" / name / "generated/selection.json", SelectionFacts)
@@ -333,6 +414,13 @@ def _is_of_other_prompts(recipe: Recipe, results: Path, name: str) -> bool:
     if selected is None or prompts is None or "prompts_sha256" not in selected:
         return False
     return selected["prompts_sha256"] != prompts["train"]["sha256"]
+
+
+def _settings_of_data(recipe: Recipe, results: Path) -> dict[str, RuleSettings]:
+    """Return the settings of the rules that make data, by the contents of files as a run knows them."""
+    data = results / "data"
+    with contents_of_run(results) as contents:
+        return _of_data(recipe, data, _Rows.of(recipe, data, contents), contents)
 
 
 def _of_data(recipe: Recipe, data: Path, rows: _Rows, contents: Contents) -> dict[str, RuleSettings]:
@@ -519,7 +607,7 @@ def _is_other_split(blend: Blend, path: Path) -> bool:
         return False
     if blend.holdout_by is not None:
         return True  # of an earlier commit, which held out the last rows
-    is_sample = any(part.startswith("sample-") for part in path.parts)
+    is_sample = _is_sample(path)
     held_out, tested = manifest["validation"].get("rows"), manifest.get("test", {}).get("rows", 0)
     if is_sample or held_out is None:
         return bool(tested) != bool(blend.test)
@@ -555,7 +643,7 @@ def _of_training(recipe: Recipe, paths: StagePaths, again: Mapping[str, str]) ->
     if amendments:
         more["amended"] = [each["identity"] for each in amendments]
     written = paths.directory.parent / FOLDER / "train" / f"{paths.name}.json"
-    lost = mark_of_loss(recipe, paths, _written(written).get(LOST))
+    lost = mark_of_loss(recipe, paths, settings_written(written).get(LOST))
     if lost is not None:
         more[LOST] = lost
     return RuleSettings({"blend": stage.blend, "parent": stage.parent, **more}, [paths.ckpt, paths.record], is_other)

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +30,7 @@ from scripts.records import (
 from scripts.stage.again import folder_name
 from scripts.stage.amendment import amended, amendment_for, link_start
 from scripts.stage.earlier_tree import refuse_run_directories
+from scripts.stage.foresight import Foreseen, is_of_store
 from scripts.stage.owner import hold
 from scripts.stage.paths import StagePaths
 from scripts.stage.removal import await_discards, take_back
@@ -55,7 +56,7 @@ class Stage:
 
     Files are read once, and again by a copy (dataclasses.replace). With `is_written` the config comes from
     config.yaml, so that a training job ignores later edits of the recipe. `root` holds the results of all runs and
-    their store (None: `results` does).
+    their store (None: `results` does). `foreseen` says where the records lie of what is made here first.
     """
 
     recipe: Recipe
@@ -63,6 +64,7 @@ class Stage:
     name: str
     is_written: bool = False
     root: Path | None = None
+    foreseen: Foreseen = field(default_factory=Foreseen, compare=False)
 
     @property
     def settings(self) -> StageSettings:
@@ -92,13 +94,14 @@ class Stage:
     @cached_property
     def role_records(self) -> dict[str, ExportRecord]:
         """Return the records of the exports besides the parent's, by role; without those that are not there."""
-        records = {role: read_if_there(paths.export_record, ExportRecord) for role, paths in self.roles.items()}
+        records = {role: read_if_there(self._record_of(paths), ExportRecord) for role, paths in self.roles.items()}
         return {role: record for role, record in records.items() if record is not None}
 
     @property
     def role_exports(self) -> dict[str, Path]:
         """Return the exported models of the starts besides the parent, by role."""
-        return {role: _exported(paths, self.role_records.get(role)) for role, paths in self.roles.items()}
+        records = self.role_records
+        return {role: _exported(self._record_of(paths), records.get(role)) for role, paths in self.roles.items()}
 
     @property
     def blend(self) -> Path | None:
@@ -108,7 +111,8 @@ class Stage:
     @property
     def manifest(self) -> Path:
         """Return the path of the splits' manifest; of a stage without rows nothing is there."""
-        return (self.blend or self.paths.directory / "data") / "manifest.json"
+        foreseen = self.foreseen.manifests.get(self.settings.blend)
+        return foreseen or (self.blend or self.paths.directory / "data") / "manifest.json"
 
     @cached_property
     def _hashed_manifest(self) -> tuple[Manifest, str] | None:
@@ -145,17 +149,21 @@ class Stage:
     @property
     def parent_export_record(self) -> Path | None:
         """Return the record of the export to start from; None for a fresh model."""
-        return self._origin.export_record if self._origin else None
+        return self._record_of(self._origin) if self._origin else None
 
     @cached_property
     def start_record(self) -> ExportRecord | None:
         """Return the record of the export to start from; None for a fresh model, and before the first export."""
-        return read_if_there(self._origin.export_record, ExportRecord) if self._origin else None
+        return read_if_there(self._record_of(self._origin), ExportRecord) if self._origin else None
 
     @property
     def parent_export(self) -> Path | None:
         """Return the exported model to start from; None for a fresh model."""
-        return _exported(self._origin, self.start_record) if self._origin else None
+        return _exported(self._record_of(self._origin), self.start_record) if self._origin else None
+
+    def _record_of(self, start: StagePaths) -> Path:
+        """Return the record of a start's export: as foreseen, or else in its own folder."""
+        return self.foreseen.exports.get(start.name) or start.export_record
 
     @property
     def trained_starts(self) -> list[tuple[StagePaths, ExportRecord | None]]:
@@ -306,8 +314,11 @@ def stage_of(recipe: Path, results: Path, stage: str) -> Stage:
     return Stage(loaded, results, stage, is_written=True)
 
 
-def _exported(origin: StagePaths, record: ExportRecord | None) -> Path:
-    """Return the exported model in a folder of results, by the record, or the link to it before the first export."""
+def _exported(path: Path, record: ExportRecord | None) -> Path:
+    """Return the exported model of a record's path, or the link to it before the first export."""
+    if record is not None and is_of_store(path):
+        return path.with_name(record["content"])
+    origin = StagePaths(path.parents[1])
     return origin.exported(record["content"]) if record else origin.export
 
 

@@ -7,28 +7,34 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
 from scripts.errors import UserError
 from scripts.files import amount
-from scripts.model.model_source import is_made_anew
+from scripts.model.model_source import has_other_files, is_made_anew
+from scripts.recipe.expand import HELD_OUT_MEAN
+from scripts.recipe.graph import EXPORT
 from scripts.recipe.model import MODEL
 from scripts.recipe.recipe import Recipe
-from scripts.records import CheckpointRecord, Choice, ExportRecord, each_read_once, read_if_there
+from scripts.records import CheckpointRecord, Choice, ExportRecord, Facts, each_read_once, read_if_there, read_record
 from scripts.remote.remote_store import RemoteStore
 from scripts.slurm.client import ENDED_STATES
 from scripts.slurm.jobs import LatestJob
 from scripts.stage.again import folder_name, trained_in
 from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
 from scripts.stage.consistency import damage_of_stage, of_blend, told
+from scripts.stage.foresight import Foreseen, Possible, Training, Trainings, recorded_export
 from scripts.stage.lost import lost_of
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.remote import later_step
-from scripts.stage.rule_settings import data_to_be_made
-from scripts.stage.rundir import Checkpoint
+from scripts.stage.rule_settings import data_elsewhere, data_to_be_made, has_other_rows
+from scripts.stage.rundir import FILES, Checkpoint
+from scripts.stage.scorings import DueScores
 from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in, words_of_selected
 from scripts.stage.training_folder import TrainingFolder
@@ -49,7 +55,9 @@ class StageState:
     `changed` lists differences from the training in ``<stage>/run``, whose step `amendable` an amendment would go on
     from (0: none). With `trains_other` the process at work trains another identity; with `is_fetched` step `start` is
     in the remote store alone. `away` says why the remote store cannot be asked; with `is_unknown` there is nothing here
-    to go on from, so that the stage may be trained there, and trains only when the store can be asked.
+    to go on from, so that the stage may be trained there, and trains only when the store can be asked. With
+    `is_foreseen` something comes first, but lies in the store, or in another run, as it will be. Not `is_certain` is
+    that a waiting stage trains: a training of the store may turn out to be its own.
     """
 
     stage: str
@@ -68,6 +76,8 @@ class StageState:
     amendable: int = 0
     away: str = ""
     is_unknown: bool = False
+    is_foreseen: bool = False
+    is_certain: bool = True
 
     @property
     def last(self) -> int | None:
@@ -117,16 +127,56 @@ class States:
         began = time.monotonic()
         if began - self._since >= max(self.max_age, 10 * self._took):
             self._known, self._since, self._took = {}, began, 0.0
-            try:
-                self._remade = data_to_be_made(self.recipe, self.results)
-            except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
-                self._remade = set()
+            self._look()
         if name not in self._known:
             for each in dict.fromkeys((*self.recipe.graph.stage_names, name)):
                 if each not in self._known:
                     self._known[each] = self._state(each)
             self._took += time.monotonic() - began
         return self._known[name]
+
+    def _look(self) -> None:
+        """Look at the data to be made, and at what other runs have of them."""
+        self._exports: dict[str, Path] = {}
+        self._matching: dict[str, frozenset[str]] = {}
+        self._trainings = Trainings(self.root or self.results)
+        try:
+            remade = data_to_be_made(self.recipe, self.results)
+        except UserError:  # a damaged record, whose stages are damaged, and for which Snakemake makes nothing
+            remade = set()
+        self._elsewhere = data_elsewhere(self.recipe, self.results, self.root, remade) if self.root and remade else {}
+        self.remade = remade - self._elsewhere.keys()
+        self.due = DueScores(self.recipe, self.results, self.remade, self._content_of)
+
+    def export_of(self, name: str) -> Path | None:
+        """Return the record of a start's export, published here or foreseen; None where it is unknown."""
+        start, own = self.recipe.graph[name], self.results / name / EXPORT
+        if not start.trained:
+            return self._model_of(name, own)
+        if self.published(name) is not None:
+            return own
+        trained = self._known.get(start.stage)
+        if trained is None or trained.training is None or trained.is_fetched:
+            return None
+        is_whole = trained.state == "fresh" or trained.is_trained
+        if not is_whole or start.settings.stopping is not None:
+            return None
+        early = self.recipe.checkpoints.get(name)
+        return recorded_export(trained.training, early.step if early else trained.last)
+
+    def _content_of(self, name: str) -> str | None:
+        """Return the content of an export, None for one that is to be made."""
+        record = self.export_of(name)
+        return read_record(record, ExportRecord)["content"] if record else None
+
+    def _model_of(self, name: str, own: Path) -> Path | None:
+        """Return the record of a pretrained model's export, here or in another run; None where it is made first."""
+        model = self.recipe.graph.models[name]
+        others = sorted(self.root.glob(f"*/{name}/{EXPORT}")) if self.root and not own.exists() else []
+        for record in (own, *others):
+            if record.exists() and not is_made_anew(model, record.parents[1]):
+                return record
+        return None
 
     def published(self, name: str) -> str | None:
         """Return the identity of an export; None where the recipe of today asks for another."""
@@ -147,23 +197,109 @@ class States:
         chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
         if chosen_from != {each: self.published(each) for each in choice.among}:
             return None
+        if choice.by == HELD_OUT_MEAN and any(map(self.due.why, choice.among)):
+            return None
         return chosen_from.get(record["chosen"][0])
 
     def _state(self, name: str) -> StageState:
-        stage = Stage(self.recipe, self.results, name, root=self.root)
+        stage = Stage(
+            self.recipe, self.results, name, root=self.root, foreseen=Foreseen(self._elsewhere, self._exports)
+        )
         try:
             if problems := [*damage_of_stage(stage.paths), *told(of_blend, stage.manifest)]:
                 raise UserError("; ".join(problems))
-            first, rows = self._first(stage), None if stage.settings.blend in self._remade else stage.rows
+            first, rows = self._first(stage), None if stage.settings.blend in self.remade else stage.rows
             state = _state_of(stage, stage.planned_of(rows), first, self.jobs.get(name), self.store)
-            if state.state not in ("fresh", "trained") or not self._is_asked_again(name, state):
-                return state
-            folder = self.again[self.recipe.graph[name].stage]
-            training = TrainingFolder((self.root or self.results) / STORE / folder)
-            anew = {"start": stage.begun, "end": None, "skipped": "", "attempts": (), "is_fetched": False}
-            return replace(state, state="stale", training=training, note=AS_ASKED, **anew)
         except UserError as error:
             return StageState(name, "damaged", None, note=str(error))
+        if first:
+            return self._predicted(stage, state) if state.state == "waiting" else state
+        if state.state in ("fresh", "trained") and self._is_asked_again(name, state):
+            return self._anew(stage, state)
+        return _as_foreseen(state) if self._is_foreseen(stage) else state
+
+    def _anew(self, stage: Stage, state: StageState) -> StageState:
+        """Return the state of a trained stage that the call is to train again, in a folder of its own."""
+        folder = self.again[stage.node.stage]
+        training = TrainingFolder((self.root or self.results) / STORE / folder)
+        anew = {"start": stage.begun, "end": None, "skipped": "", "attempts": (), "is_fetched": False}
+        return replace(state, state="stale", training=training, note=AS_ASKED, **anew)
+
+    def _is_foreseen(self, stage: Stage) -> bool:
+        """Whether something that the stage starts from is not there yet, but lies elsewhere as it will be."""
+        is_elsewhere = any(start.name in self._exports for start in stage.node.before)
+        return is_elsewhere or stage.settings.blend in self._elsewhere
+
+    def _predicted(self, stage: Stage, state: StageState) -> StageState:
+        """Return a waiting stage's state with what is known of its training before the rest is made."""
+        matching = [training for training in self._of_config(stage, state.planned) if self._may_be(stage, training)]
+        self._matching[stage.name] = frozenset().union(*(training.contents for training in matching))
+        return replace(state, start=self._begin(stage, state.planned), is_certain=not matching)
+
+    def _begin(self, stage: Stage, planned: int | None) -> int:
+        """Return the step at which a waiting stage is to begin: where the stage that it continues ends, else 0."""
+        continued = stage.settings.continues
+        if continued is None or planned is None:
+            return 0
+        early, trained = self.recipe.checkpoints.get(continued), self._known.get(continued)
+        if early is not None:
+            return min(early.step, planned)
+        may_end_early = self.recipe.graph[continued].settings.stopping is not None
+        if trained is None or trained.last is None or may_end_early:
+            return 0
+        return min(trained.last, planned)
+
+    def _of_config(self, stage: Stage, planned: int | None) -> list[Training]:
+        """Return the trainings of a stage's config in the store that came as far as the stage is to."""
+        may_end_early = stage.config.stopping is not None or stage.config.is_asynchronous
+        least = 1 if planned is None or may_end_early else planned
+        return [each for each in self._trainings.of_config(stage.config.content) if each.step >= least]
+
+    def _may_be(self, stage: Stage, training: Training) -> bool:
+        """Whether a training may turn out to be the stage's, by its rows and starts."""
+        facts, node = training.facts, stage.node
+        roles = facts.get("roles", {})
+        if not self._may_have_rows(stage, facts) or roles.keys() != node.roles.keys():
+            return False
+        origin = [self._possible(start.name) for start in node.origin]
+        is_of_origin = self._trainings.is_possible(facts["parent_export"], origin[0] if origin else None)
+        return is_of_origin and all(
+            self._trainings.is_possible(roles[role], self._possible(start.name)) for role, start in node.roles.items()
+        )
+
+    def _may_have_rows(self, stage: Stage, facts: Facts) -> bool:
+        """Whether a training may have the rows that the stage gets."""
+        if not stage.blend:
+            return facts["train_split"] is None
+        splits = stage.splits
+        if splits is None:
+            return True
+        is_same = (facts["train_split"], facts["validation_split"]) == (
+            splits["train"]["sha256"],
+            splits["validation"]["sha256"],
+        )
+        if stage.settings.blend not in self.remade:
+            return is_same
+        return not (is_same and has_other_rows(self.recipe, self.results, stage.settings.blend))
+
+    def _possible(self, name: str) -> Possible:
+        """Return the contents that a start's export may have."""
+        content, graph = self._content_of(name), self.recipe.graph
+        if content is not None:
+            return Possible(frozenset({content}))
+        if name in graph.models:
+            return Possible(is_any=not has_other_files(graph.models[name], self.results / name))
+        if name in self.recipe.choices:
+            candidates = [self._possible(start.name) for start in graph[name].before]
+            return reduce(or_, candidates)
+        trained = self._known[graph[name].stage]
+        if trained.identity is None:
+            return Possible(self._matching.get(trained.stage, frozenset()), is_open=True)
+        training, early = self._trainings.by_identity.get(trained.identity), self.recipe.checkpoints.get(name)
+        is_only_to_export = early is not None and (trained.training.checkpoint(early.step).path / FILES).is_file()
+        if training is None or is_only_to_export:
+            return Possible(is_open=True)
+        return Possible(training.contents, is_open=True)
 
     def _is_asked_again(self, name: str, state: StageState | None = None) -> bool:
         """Whether the call is to train a stage again, without a note yet."""
@@ -173,24 +309,33 @@ class States:
         return asked is not None and asked != folder_name(StagePaths(self.results / trained), identity)
 
     def _first(self, stage: Stage) -> str:
-        """Name the stages, data or model to be made first, in words; nothing if all are there."""
-        before = stage.node.before
-        if first := [start.name for start in before if start.trained and self.published(start.name) is None]:
-            return f"{' and '.join(first)} come{'s' if len(first) == 1 else ''} first"
+        """Name the stages, data or model to be made first, in words; nothing if all are there, or foreseen."""
+        missing = []
+        for start in stage.node.before:
+            record = self.export_of(start.name)
+            is_here = record == stage.paths.sibling(start.name).export_record
+            if record is not None and not is_here and start.name != stage.settings.continues:
+                self._exports[start.name] = record
+            elif not is_here:
+                missing.append(start)
+        if stages := [start.name for start in missing if start.trained]:
+            return f"{' and '.join(stages)} come{'s' if len(stages) == 1 else ''} first"
         if stage.blend and not stage.manifest.exists():
             return "its data come first"
-        if stage.settings.blend in self._remade:
+        if stage.settings.blend in self.remade:
             return "its data are made anew first"
-        for start in before:
-            if start.name not in self.recipe.graph.models:
-                continue
+        for start in missing:
+            is_there = stage.paths.sibling(start.name).export_record.exists()
             what = "its model" if start.name == MODEL else f"its model {start.name}"
-            origin = stage.paths.sibling(start.name)
-            if not origin.export_record.exists():
-                return f"{what} comes first"
-            if is_made_anew(start.model, origin.directory):
-                return f"{what} is made anew first"
+            return f"{what} {'is made anew' if is_there else 'comes'} first"
         return ""
+
+
+def _as_foreseen(state: StageState) -> StageState:
+    """Return the state of a stage that waits for what is known already: a published one is published again."""
+    if state.state == "fresh":
+        state = replace(state, state="trained", start=state.last or 0)
+    return replace(state, is_foreseen=True)
 
 
 def _state_of(

@@ -254,7 +254,8 @@ def test_without_slurm_neither_shows_what_makes_no_sense_there(tree):
     assert re.fullmatch(r"rlvr1 +resumes at step 4 +8 of 12 +16 s", lines[2])
     assert re.fullmatch(r"rlvr2 +trains +12 of 12 +- +rlvr1 comes first", lines[3])
     assert re.fullmatch(r"in all +6 to train, 1 fresh +68 +≥ 16 s", lines[8])
-    assert lines[9] == "reckoned from the steps that rlvr1 logged" and len(lines) == 12
+    assert lines[9] == "reckoned from the steps that rlvr1 logged"
+    assert "held-out scores to come of sft: never taken" in lines and len(lines) == 13
     assert any(line.startswith("rows to train on and held out: rlvr1 ") for line in lines[10:])
     assert lines[10] == "predicted, until what comes first is made: rlvr2, rlvr3, swe1 and 2 more"
 
@@ -295,7 +296,8 @@ def test_the_plan_counts_steps_left_allocations_and_hours(tree):
 def test_a_plan_of_nothing_is_all_zeros(tree):
     tree.publish(*STAGES)
     lines = plan_text(tree.project).splitlines()
-    assert re.fullmatch(r"in all +7 fresh +0 +- +- +- +0 +0 +0", lines[-1]) and len(lines) == 9
+    assert re.fullmatch(r"in all +7 fresh +0 +- +- +- +0 +0 +0", lines[8])
+    assert lines[9:] == [f"held-out scores to come of {', '.join(STAGES)}: never taken"]
 
 
 def test_the_files_rules_ask_count_the_steps_left_and_never_an_old_parents(tree):

@@ -17,24 +17,34 @@ DOCUMENT = Path(__file__).parents[2] / "docs/edits.md"
 
 @dataclass(frozen=True)
 class Edit:
-    """An entry of edits.yaml, which says what the fields mean. Dry run, plan, status and budget expect the same to train."""
+    """An entry of edits.yaml, which says what the fields mean. All that is asked expects the same of an edit."""
 
     edit: str
     why: str
+    tree: str = "short"
     trains: frozenset[str] = frozenset()
+    may: frozenset[str] = frozenset()
+    scores: frozenset[str] = frozenset()
+    samples: frozenset[str] = frozenset()
     is_trained: bool = False
     replace: tuple[str, ...] = ()
+    replaces: tuple[tuple[str, str], ...] = ()
     append: str = ""
     delete: tuple[str, ...] = ()
     do: str = ""
+    config: tuple[str, ...] = ()
 
     def apply(self, workflow: Any) -> None:
         """Make the edit to a tree."""
+        recipe = f"config/recipes/{self.tree}.yaml"
         if self.replace:
-            workflow.edit(*self.replace)
+            old, new, *file = self.replace
+            workflow.edit(old, new, *(file or [recipe]))
+        for old, new in self.replaces:
+            workflow.edit(old, new, recipe)
         if self.append:
-            recipe = workflow.root / "config/recipes/short.yaml"
-            recipe.write_text(f"{recipe.read_text().rstrip()}\n{self.append}\n")
+            path = workflow.root / recipe
+            path.write_text(f"{path.read_text().rstrip()}\n{self.append}\n")
         for name in self.delete:
             path = workflow.root / name
             path.unlink() if path.is_symlink() else shutil.rmtree(path.resolve())
@@ -76,15 +86,31 @@ def _move(workflow: Any) -> None:
     workflow.root, workflow.results = moved, moved / "results/short"
 
 
+def _replace_model(name: str) -> Callable[[Any], None]:
+    def replace(workflow: Any) -> None:
+        path = workflow.root / "models" / name / "config.json"
+        write_json(path, read_json(path) | {"rms_norm_eps": 1e-5})
+
+    return replace
+
+
+def _run_elsewhere(workflow: Any) -> None:
+    workflow.configure(run="other")
+
+
 DEEDS: dict[str, Callable[[Any], None]] = {
     "touch": _touch,
     "change_row": _change_row,
     "bump_revision": _bump_revision,
     "comments": _comments,
     "move": _move,
+    "replace_base": _replace_model("base"),
+    "replace_tutor": _replace_model("tutor"),
+    "run_elsewhere": _run_elsewhere,
 }
+ASKED = ("trains", "may", "scores", "samples")
 EDITS = [
-    Edit(**entry | {"trains": frozenset(entry.get("trains", ()))})
+    Edit(**entry | {name: frozenset(entry.get(name, ())) for name in ASKED})
     for entry in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 ]
 
