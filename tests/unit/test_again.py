@@ -9,10 +9,11 @@ import pytest
 from scripts.commands.plan import Planned
 from scripts.controller.asked_again import check_names, close_asked, folders_asked, note_asked
 from scripts.errors import UserError
-from scripts.files import read_json
+from scripts.files import read_json, write_json
 from scripts.recipe.config import Config
 from scripts.recipe.expand import CheckpointOf
 from scripts.recipe.load import load_recipe, load_site
+from scripts.report.card import model_card
 from scripts.report.chain import chain_text, read_chain
 from scripts.stage.estimate import estimate
 from scripts.stage.remote import push
@@ -213,3 +214,13 @@ def test_the_remote_store_keeps_the_training_before_and_gives_none_to_the_new_on
     assert train(trained, store=store) == (0, [0]), "not fetched"
     again = replace(trained).training
     assert push(store, again, "sft", 4) == 0 and [*store.steps()] == [trained.identity]
+
+
+def test_the_model_card_compares_a_stage_that_was_trained_again(chain):
+    path = chain / "rlvr1/ckpt/record.json"
+    record = read_json(path)
+    folder = f"{record['identity']}.again-1"
+    again = {"folder": folder, "before": record["identity"], "step": record["step"], "weights": "other"}
+    write_json(path, record | {"again": again})
+    told = f"- rlvr1 was trained again: its weights differ from those of store/{record['identity']}."
+    assert told in str(model_card(chain / "rlvr1/hf"))
