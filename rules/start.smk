@@ -65,7 +65,7 @@ def check_before_submitting():
     if SITE.slurm is not None:
         for name in STAGES:
             stage = Stage(RECIPE, Path(RESULTS), name)
-            backend_of(stage.config.backend).check_nodes(stage, SITE)
+            backend_of(stage.config.made_by).check_nodes(stage, SITE)
         beside = {stage: GRAPH[stage].settings.nodes_beside for stage in STAGES}
         check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES}, beside)
         check_budget(PROJECT, trained_by(workflow.dag.jobs))

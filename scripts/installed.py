@@ -23,9 +23,10 @@ def version_of(package: str) -> str | None:
 
 @cache
 def backend_names() -> tuple[str, ...]:
-    """Return the backends' names."""
-    packages = pkgutil.iter_modules([str(Path(__file__).with_name("backends"))])
-    return tuple(package.name for package in packages if package.ispkg)
+    """Return the names of the backends that recipes may name: of the packages with settings of stages."""
+    folder = Path(__file__).with_name("backends")
+    packages = [package.name for package in pkgutil.iter_modules([str(folder)]) if package.ispkg]
+    return tuple(name for name in packages if (folder / name / "settings.py").is_file())
 
 
 def backend_module(name: str, part: str) -> ModuleType:

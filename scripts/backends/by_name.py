@@ -5,5 +5,5 @@ from scripts.installed import backend_module
 
 
 def backend_of(name: str) -> Backend:
-    """Return the named backend."""
+    """Return the backend that a package of scripts/backends has: of a stage the package that it is `made_by`."""
     return backend_module(name, "backend").BACKEND

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from scripts.errors import UserError
 from scripts.files import write_text
+from scripts.recipe.model import MODEL
 from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import StageSettings, TrainingConfig
@@ -24,6 +25,7 @@ from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.measures import BlockMeasure
 from scripts.slurm.client import Job
+from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.rundir import Checkpoint, step_of
 from scripts.stage.stage import Stage
@@ -316,6 +318,16 @@ class Backend:
         A conversion program runs on the site and prints into `log`.
         """
         export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent)
+
+    def export_as_it_is(self, stage: Stage) -> None:
+        """Export the published checkpoint, whose files are in Hugging Face's format.
+
+        Descendants of a pretrained model keep its config, tokenizer and generation settings, except a chat
+        template that the stage names.
+        """
+        is_pretrained = MODEL in stage.recipe.graph.models and stage.parent_export_record is not None
+        like = exported_model(stage.parent_export_record) if is_pretrained else None
+        export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, stage.config.chat_template)
 
     def command_text(self, stage: Stage, site: Site) -> str:
         """Return the command of the backend's program for a stage; UserError without a program."""

@@ -54,7 +54,7 @@ def _lacking_packages(recipe: Recipe, results: Path, site: Site) -> list[str]:
     """Return the packages that the stages lack, each once."""
     found = {}
     for name, settings in recipe.stages.items():
-        lacking = backend_of(settings.backend).lacking_packages(Stage(recipe, results, name), site)
+        lacking = backend_of(settings.made_by).lacking_packages(Stage(recipe, results, name), site)
         if lacking is not None:
             found.setdefault(lacking, name)
     return [*found]
@@ -102,7 +102,7 @@ def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
         settings = recipe.graph[name].settings
         found = settings.doubts
         if isinstance(recipe.model, PretrainedModel):
-            found = [*found, *backend_of(settings.backend).doubts(Stage(recipe, results, name))]
+            found = [*found, *backend_of(settings.made_by).doubts(Stage(recipe, results, name))]
         for doubt in found:
             said.setdefault(doubt, []).append(name)
     lines = [f"{', '.join(names)}: {doubt}" for doubt, names in said.items()]
@@ -113,7 +113,7 @@ def doubts(recipe: Recipe, results: Path, stages: Collection[str]) -> list[str]:
 def diagnose(project: Project) -> list[Finding]:
     """Return the findings, stages in order; findings on the cluster need Slurm's commands."""
     site, stages = project.site, project.stages()
-    found = [finding for stage in stages for finding in backend_of(stage.settings.backend).findings(stage, site)]
+    found = [finding for stage in stages for finding in backend_of(stage.settings.made_by).findings(stage, site)]
     if site.slurm is not None:
         try:
             asked = {stage.name: site.resources_of(stage.name, stage.settings) for stage in stages}
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.stage:
         check_stage_name(project.recipe, arguments.stage)
         stage = Stage(project.recipe, project.results, arguments.stage)
-        print(backend_of(stage.settings.backend).command_text(stage, project.site))
+        print(backend_of(stage.settings.made_by).command_text(stage, project.site))
         return 0
     found = diagnose(project)
     refused = [*refusals(project.recipe, project.results, project.site), *store_refusals(project.store)]

@@ -237,7 +237,7 @@ def _memory(project: Project, names: Iterable[str]) -> list[str]:
     lines = []
     for name in names if isinstance(project.recipe.model, PretrainedModel) else ():
         stage = Stage(project.recipe, project.results, name)
-        says, fits = backend_of(stage.settings.backend).memory(stage, project.site)
+        says, fits = backend_of(stage.settings.made_by).memory(stage, project.site)
         is_refused = fits is False and project.site.refuse_over_memory
         if says:
             lines.append(says if fits else f"{'the preflight will refuse' if is_refused else 'warning:'} {says}")

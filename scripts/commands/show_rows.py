@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
             shown = f"the export that it starts from is not there yet: {command}"
         else:
             try:
-                shown = without_torch(backend_of(stage.settings.backend).shown_rows, stage, arguments.rows)
+                shown = without_torch(backend_of(stage.settings.made_by).shown_rows, stage, arguments.rows)
             except UserError as error:
                 shown, status = str(error), 1
         print(f"stage {stage.name}, {stage.settings.algorithm}")

@@ -187,6 +187,11 @@ class Training(Strict):
         return KINDS[self.algorithm]
 
     @property
+    def made_by(self) -> str:
+        """Return the package of scripts/backends that makes the stage: the backend's, but for a merge."""
+        return self.backend
+
+    @property
     def section(self) -> Any:
         """Return the settings under the algorithm's name."""
         return getattr(self, self.algorithm)

@@ -48,7 +48,7 @@ def reading_of(stage: Stage, chat_format: ChatFormat | None) -> Reading | None:
     found = template_beside(stage, chat_format)
     if found is None:
         return None
-    reading = without_torch(backend_of(stage.settings.backend).reading, stage, *found)
+    reading = without_torch(backend_of(stage.settings.made_by).reading, stage, *found)
     if reading is None or reading.rows is None or stage.rows is None:
         return reading
     # stages that read all rows share what is measured of them, however long they train

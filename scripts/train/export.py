@@ -71,7 +71,7 @@ def export(stage: Stage, site: Site | None = None, log: Path | None = None) -> N
         return
     with hold(lock, math.inf):  # a killed export's lock goes, too
         if not take_export(ckpt, hf):
-            backend_of(stage.settings.backend).export(stage, site, log)
+            backend_of(stage.settings.made_by).export(stage, site, log)
             files = read_record(stage.paths.record, CheckpointRecord)["files"]
             note_export(exports, files, read_record(stage.paths.export_record, ExportRecord))
 

@@ -57,7 +57,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         check_handover(stage)
     check_starts(stage)
     pin_date(stage.recipe.model.template_date)
-    problems, backend = [], backend_of(settings.backend)
+    problems, backend = [], backend_of(settings.made_by)
     if blend is None:
         _refuse(stage, backend.preflight(stage, site, python))
         return {"stage": stage.name, "max_num_steps": stage.planned}
@@ -113,7 +113,7 @@ def _memory_problems(stage: Stage, site: Site) -> list[str]:
     problems = []
     for node in stage.recipe.graph.descendants(stage.node):
         descendant = replace(stage, name=node.name)
-        says, fits = backend_of(descendant.settings.backend).memory(descendant, site)
+        says, fits = backend_of(descendant.settings.made_by).memory(descendant, site)
         if fits is False and site.refuse_over_memory:
             problems.append(says)
         elif not fits:
@@ -210,7 +210,7 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
         return []
     parent = stage.parent
     # without an export to start from, the parent trained with the tokenizer that it published
-    before = parent and backend_of(parent.settings.backend).chat_format(parent)
+    before = parent and backend_of(parent.settings.made_by).chat_format(parent)
     if before is None and stage.parent_export is not None and stage.parent_export.exists():
         before = ChatFormat.of(stage.parent_export)
     if before is None or trained is None or not (changes := before.changes(trained)):
@@ -228,7 +228,7 @@ def _measure(stage: Stage, chat_format: ChatFormat | None, reading: Reading | No
     What fails here fails again, with its message, where a check asks for it.
     """
     blend = stage.recipe.blends[stage.settings.blend]
-    asked = backend_of(stage.settings.backend).measures(stage)
+    asked = backend_of(stage.settings.made_by).measures(stage)
     if _may_run_answers(stage):
         asked.append((stage.train_split, _facts_of(stage)))
     if lengths := _lengths_of(stage, chat_format):

@@ -73,7 +73,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
         stage, site = opened.stage, attempt.allocation.site
         check_owners(opened.training, site.group if site else None)
         has_fetched = attempt.store is not None and pull_newest(attempt.store, opened.training, stage.planned)
-        backend_of(stage.config.backend).seal_finished(opened.training)
+        backend_of(stage.config.made_by).seal_finished(opened.training)
         # What was fetched and sealed just now counts.
         training, has_trained = opened.training.read_again(), False
         newest = training.newest_checkpoint(stage.planned, content=False)
@@ -136,7 +136,7 @@ def _published(stage: Stage, training: TrainingFolder, newest: Checkpoint) -> tu
 
 def _reach(stage: Stage, training: TrainingFolder, newest: Checkpoint | None) -> Reach:
     """Return how far an attempt from the newest checkpoint gets."""
-    return backend_of(stage.config.backend).reach_of(stage.config, training, newest, stage.planned, stage.rows)
+    return backend_of(stage.config.made_by).reach_of(stage.config, training, newest, stage.planned, stage.rows)
 
 
 def _train(stage: Stage, training: TrainingFolder, attempt: Attempt, stop: StopRequest) -> Checkpoint | None:
@@ -189,14 +189,14 @@ def _begun(stage: Stage, training: TrainingFolder, store: RemoteStore | None) ->
     for name, problem in differences(parent.path, record["files"], math.inf):
         says = f"{problem}, by {stage.parent.paths.record}; train {stage.parent.name} again"
         raise UserError(f"{parent.path / name}: {says}")
-    return backend_of(stage.config.backend).begin_from(training, parent, stage.config)
+    return backend_of(stage.config.made_by).begin_from(training, parent, stage.config)
 
 
 def _attempt(
     stage: Stage, training: TrainingFolder, newest: Checkpoint | None, aim: Reach, attempt: Attempt, stop: StopRequest
 ) -> Checkpoint | None:
     """Let the backend train, and note the attempt; return the newest checkpoint after it."""
-    backend, resume_from, outcome = backend_of(stage.config.backend), newest.path if newest else None, "failed"
+    backend, resume_from, outcome = backend_of(stage.config.made_by), newest.path if newest else None, "failed"
     allocated, site, health, blamed = attempt.allocation.job, attempt.allocation.site, Health({}, {}, 0.0), []
     if allocated and site.slurm.sniff:
         health = look_at(allocated, site.slurm)

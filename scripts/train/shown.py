@@ -52,7 +52,7 @@ class ShownOf(Measure[Shown]):
 
     def of_split(self, split: Path) -> Shown:
         """Return the rows; UserError where the trainer would refuse them."""
-        told = without_torch(backend_of(self.stage.settings.backend).shown_rows, self.stage, self.count)
+        told = without_torch(backend_of(self.stage.settings.made_by).shown_rows, self.stage, self.count)
         if isinstance(told, str):
             return Shown(reason=told)
         return Shown([shortened_row(row) for row in told])

@@ -70,7 +70,7 @@ NEED_TORCH_OR_RAY = {
     "scripts.backends.trl.train",
     "scripts.backends.trl.driver",
     "scripts.backends.trl.measuring",
-    "scripts.backends.trl.merge_weights",
+    "scripts.backends.merge.merge_weights",
     "scripts.backends.trl.grpo_trainer",
     "scripts.backends.trl.distillation_trainer",
     "scripts.backends.trl.offline_trainers",
@@ -101,7 +101,7 @@ def module_name(path: Path) -> str:
 
 MODULES = sorted(path for path in (ROOT / "scripts").rglob("*.py") if path.name != "__init__.py")
 NAMES = {module_name(path) for path in MODULES}
-BACKEND_MODULES = {"scripts.backends.trl.backend", "scripts.backends.nemo_rl.backend"}
+BACKEND_MODULES = {f"scripts.backends.{name}.backend" for name in ("merge", "nemo_rl", "trl")}
 UNKNOWN = "*"
 """What stands for a part of a module's name that only a run tells."""
 LOADERS = {

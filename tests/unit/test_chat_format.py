@@ -45,7 +45,7 @@ FORGETS = TEMPLATE.replace(
 
 
 def changes_of(stage: Stage) -> list[str]:
-    return changes_of_format(stage, backend_of(stage.settings.backend).chat_format(stage))
+    return changes_of_format(stage, backend_of(stage.settings.made_by).chat_format(stage))
 
 
 def line(row: dict) -> Line:

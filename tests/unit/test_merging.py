@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from scripts.backends.trl.merging import MergeConfig, Merging, misfit
+from scripts.backends.merge.merging import MergeConfig, Merging, misfit
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.expand import expand
@@ -87,7 +87,7 @@ def ties(base, parts):
 
 
 def write(folders: list[Path], merging: Merging, out: Path, shares: list[float] = SHARES, seed: int = 0) -> Path:
-    from scripts.backends.trl.merge_weights import write_merge
+    from scripts.backends.merge.merge_weights import write_merge
 
     out.mkdir()
     write_merge(folders[1:], shares, folders[:1] if merging.has_base else [], merging, seed, out)
@@ -140,7 +140,7 @@ def test_dare_drops_the_rest_by_the_seed_and_keeps_the_size_of_changes(models, t
 
 PROGRAM = """
 import sys; from pathlib import Path
-from scripts.backends.trl.merging import Merging; from scripts.backends.trl.merge_weights import write_merge
+from scripts.backends.merge.merging import Merging; from scripts.backends.merge.merge_weights import write_merge
 out, base, *parts = map(Path, sys.argv[1:]); out.mkdir()
 write_merge(parts, [0.5, 0.3, 0.2], [base], Merging(merge_method="dare_ties", density=0.5), 3, out)
 """
@@ -255,7 +255,7 @@ def test_shares_by_a_grid_are_a_sweep():
 
 
 def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(models, tmp_path):
-    from scripts.backends.trl.merge_weights import merge_exports
+    from scripts.backends.merge.merge_weights import merge_exports
 
     broken = shutil.copytree(models[2], tmp_path / "broken")
     shard = next(path for path in sorted(broken.glob("*.safetensors")) if "model.norm.weight" in load_file(path))
@@ -277,7 +277,7 @@ def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(mode
 
 KILLED = """
 import os, signal, sys; from pathlib import Path; from types import SimpleNamespace
-from scripts.backends.trl import merge_weights; from scripts.backends.trl.merging import MergeConfig
+from scripts.backends.merge import merge_weights; from scripts.backends.merge.merging import MergeConfig
 from scripts.stage.training_folder import TrainingFolder
 run, a, b, shards = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 save, written = merge_weights.save_file, []

@@ -108,7 +108,7 @@ def test_another_chat_template_is_refused_both_ways(export, tmp_path):
 
     def changes(stages: dict | None, name: str) -> list[str]:
         stage = Stage(recipe_with(tmp_path, stages), tmp_path, name)
-        return changes_of_format(stage, backend_of(stage.settings.backend).chat_format(stage))
+        return changes_of_format(stage, backend_of(stage.settings.made_by).chat_format(stage))
 
     said = {"rl": {"policy": RECIPE["stages"]["rl"]["policy"] | {"tokenizer": {"chat_template": "{{ messages }}"}}}}
     assert changes(None, "rl") == []

@@ -19,7 +19,6 @@ from scripts.backends.trl.doubts import (
     unlikely_sampling,
     unlikely_settings,
 )
-from scripts.backends.trl.merging import misfit
 from scripts.backends.trl.placing import (
     check_shares,
     counts_rows,
@@ -36,7 +35,6 @@ from scripts.backends.trl.versions import missing_reporter, problem_of
 from scripts.errors import UserError, warn
 from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
 from scripts.processes import share_cores
-from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
 from scripts.recipe.stage_settings import TrainingConfig
@@ -59,7 +57,6 @@ from scripts.rows.jsonl import environment_of, key_of, read_rows
 from scripts.rows.measures import BlockMeasure, Split, measured, recorded
 from scripts.rows.parallel import default_workers
 from scripts.stage import publish
-from scripts.stage.consistency import exported_model
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in
@@ -73,7 +70,7 @@ TOGETHER = (
 
 
 class Trl(Backend):
-    """Trains with TRL's trainers, and merges exports."""
+    """Trains with TRL's trainers."""
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the tokens of the first training rows as the trainer gets them, or the reason why there are none.
@@ -81,8 +78,6 @@ class Trl(Backend):
         UserError where the trainer would refuse the rows or the stage's chat template.
         """
         config, folder = stage.config, stage.parent_export
-        if config.kind is None:
-            return "a merge has none"
         register(own_environments(stage.recipe, stage.name), config.environments)
         pin_date(config.template_date)
         processor = load_here(folder or config.model, config.chat_template)
@@ -105,10 +100,8 @@ class Trl(Backend):
         return rows
 
     def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
-        """Return how TRL's trainers get the stage's rows; None for a merge."""
+        """Return how TRL's trainers get the stage's rows."""
         config = stage.config
-        if config.kind is None:
-            return None
         learns: Learns = "answers"
         tools_of: dict[str, list[Any]] = {}
         if config.kind == "demonstrations":
@@ -133,8 +126,6 @@ class Trl(Backend):
 
     def measures(self, stage: Stage) -> list[tuple[Path, BlockMeasure]]:
         """Return the longest row, rows without a reward, and rows with tokens that the embedding lacks."""
-        if stage.settings.kind is None:
-            return []
         blend = stage.recipe.blends[stage.settings.blend]
         found: list[tuple[Path, BlockMeasure]] = []
         model, shape = model_at_hand(stage)
@@ -149,16 +140,11 @@ class Trl(Backend):
         return found
 
     def memory(self, stage: Stage, site: Site) -> tuple[str, bool | None]:
-        """Return a sentence on a process's memory, and whether the stage fits; of a merge nothing is estimated."""
-        return super().memory(stage, site) if stage.settings.kind is None else sentence(stage, site)
+        """Return a sentence on a process's memory, and whether the stage fits."""
+        return sentence(stage, site)
 
     def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Train in this process, in several processes of the node, or on several nodes; merge in this process."""
-        if job.settings.kind is None:
-            from scripts.backends.trl.merge_weights import merge_exports  # noqa: PLC0415 - it loads torch
-
-            merge_exports(job)
-            return
+        """Train in this process, in several processes of the node, or on several nodes."""
         if allocation.site is not None:
             site, (accelerator, processes) = allocation.site, devices_of(allocation.site)
             told = {"gym_python": site.gym_python, "report_to": tuple(site.report_to)}
@@ -179,8 +165,6 @@ class Trl(Backend):
 
     def check_nodes(self, stage: Stage, site: Site) -> None:
         """Raise UserError where a step cannot be shared evenly among the site's processes."""
-        if stage.settings.kind is None:
-            return super().check_nodes(stage, site)
         check_shares(stage.name, stage.config, stage.settings, *ranks_on(site, stage))
 
     def findings(self, stage: Stage, site: Site) -> list[Finding]:
@@ -196,34 +180,22 @@ class Trl(Backend):
         return missing_reporter(stage.settings.python_on(site.vllm_python), site.report_to)
 
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
-        """Export the published checkpoint, adapters merged.
-
-        Descendants of a pretrained model keep its config, tokenizer and generation settings, except a chat
-        template that the stage names.
-        """
-        like = None
-        if stage.parent_export_record and isinstance(stage.recipe.model, PretrainedModel):
-            like = exported_model(stage.parent_export_record)
-        if stage.settings.kind is None or stage.config.policy.lora is None:
-            template = stage.config.chat_template
-            publish.export_checkpoint(stage.paths.ckpt, stage.paths.export_record.parent, like, template)
+        """Export the published checkpoint, adapters merged."""
+        if stage.config.policy.lora is None:
+            self.export_as_it_is(stage)
         else:
             _export_merged(stage)
 
     def doubts(self, stage: Stage) -> list[str]:
-        """Return settings that are likely mistakes; of a merge none are known."""
-        return [] if stage.settings.kind is None else [*unlikely_settings(stage), *unlikely_sampling(stage)]
+        """Return settings that are likely mistakes."""
+        return [*unlikely_settings(stage), *unlikely_sampling(stage)]
 
     def try_batch(self, stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
-        """Try a batch in a process of its own; a merge has none."""
-        return None if stage.settings.kind is None else try_batch(stage, site, python)
+        """Try a batch in a process of its own."""
+        return try_batch(stage, site, python)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return packages off their pins, parts that do not fit together, and rows that no verifier can reward."""
-        if stage.settings.kind is None:
-            base = [stage.parent_export] if stage.settings.merging.has_base else []
-            says = misfit(*(stage.role_exports[role] for role in stage.config.parts), *base)
-            return [says] if says else []
+        """Return packages off their pins, and rows that no verifier can reward."""
         problems = []
         for doubt in (*stage.settings.doubts, *self.doubts(stage), *cut_answers(stage)):
             warn(f"{stage.name}: {doubt}")

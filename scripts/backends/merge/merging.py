@@ -69,6 +69,11 @@ class MergeTraining(Training):
         return self
 
     @property
+    def made_by(self) -> str:
+        """Return the package of scripts/backends that makes the stage."""
+        return "merge"
+
+    @property
     def parts(self) -> dict[str, float]:
         """Shares by role, in the order of mergekit's inputs: the alphabet's, since a config is stored in it."""
         return {f"merge.{name}": share for name, share in sorted(self.merge.items())}

@@ -13,8 +13,8 @@ import torch
 from mergekit.merge_methods import merge_state_dicts
 from safetensors.torch import save_file
 
+from scripts.backends.merge.merging import Merging, misfit
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.merging import Merging, misfit
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import append_json, check_readable, copy_file, sha256_text, temporary_directory
