@@ -347,6 +347,8 @@ class Recipe(Strict):
                 at = f"stages.{name}.gate.{place}"
                 if criterion.metric in BENCHMARKS and not tasks:
                     raise invalid("the evaluation has no tasks or benchmarks", f"{at}.metric")
+                if criterion.metric in BENCHMARKS and not stage.answers_prompts:
+                    raise invalid("is of tasks, whose prompts a reward model does not answer", f"{at}.metric")
                 if criterion.metric in BENCHMARKS:
                     refuse_misnamed(f"{at}.benchmark", "benchmark", criterion.benchmark, tasks)
         for choice in self.choices.values():

@@ -200,3 +200,17 @@ def test_stages_that_need_each_other_are_refused_with_the_cycle(tmp_path):
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     with pytest.raises(UserError, match=r"the stages start from each other: (sft -> more -> sft|more -> sft -> more)"):
         load_recipe(path)
+
+
+def test_a_reward_model_is_neither_scored_nor_judged_on_tasks(tmp_path):
+    recipe = yaml.safe_load(EVERYTHING)
+    recipe["evaluation"]["tasks"] = ["gsm8k"]
+    path = tmp_path / "tasks.yaml"
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    graph = load_recipe(path).graph
+    assert graph["sft"].files("benchmarks.json") == ["sft/benchmarks.json"]
+    assert graph["judge"].files("benchmarks.json") == [] == graph["other"].files("benchmarks.json")
+    recipe["stages"]["judge"]["gate"] = [{"metric": "benchmark_score", "benchmark": "gsm8k", "min": 0.5}]
+    path.write_text(yaml.safe_dump(recipe, sort_keys=False))
+    with pytest.raises(UserError, match=r"stages\.judge\.gate\.0\.metric: is of tasks, whose prompts a reward model"):
+        load_recipe(path)
