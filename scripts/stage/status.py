@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from scripts.records import Gate, read_if_there
 from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
 from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
 from scripts.stage.measured import is_measured, words_of
@@ -55,7 +56,7 @@ def status_of(state: StageState, paths: StagePaths, latest: LatestJob | None = N
     if changes is None and state.is_unknown:
         status = replace(status, state="unknown")
     measured = _validation(status.step, entries)
-    return replace(status, **(changes or {"note": _joined(measured, _note(state, latest))}))
+    return replace(status, **(changes or {"note": _joined(measured, _note(state, paths, latest))}))
 
 
 def _at(state: StageState, step: int, entries: list[dict[str, Any]]) -> StageStatus:
@@ -76,9 +77,15 @@ def _validation(step: int, entries: list[dict[str, Any]]) -> str:
     return ", ".join(words_of(known[-1])) + at
 
 
-def _note(state: StageState, latest: LatestJob | None) -> str:
+def _verdict(paths: StagePaths) -> str:
+    """Return in words that a stage's gate says stop; nothing for another verdict, and before any."""
+    verdict = read_if_there(paths.gate, Gate)
+    return "its gate says stop, so nothing starts from it" if verdict and verdict["verdict"] == "stop" else ""
+
+
+def _note(state: StageState, paths: StagePaths, latest: LatestJob | None) -> str:
     if state.state in AT_REST:
-        return _joined(state.note, state.skipped)
+        return _joined(state.note, state.skipped, _verdict(paths) if state.state == "fresh" else "")
     if state.state == "trained":
         return _joined("to be published", state.note, state.skipped)
     heard = latest is not None and latest.job.state not in ("COMPLETED", "UNKNOWN")

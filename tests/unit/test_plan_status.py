@@ -465,3 +465,31 @@ def test_another_run_is_judged_by_the_recipe_of_its_own_last_call_unless_told_ot
     assert judged(run="other") == ("tiny-pretrained", "/a/model")
     assert judged(run="other", model="/b") == ("tiny-pretrained", "/b")
     assert judged(run="other", recipe="tiny.yaml") == ("tiny", None)
+
+
+def test_scores_on_test_rows_added_to_a_finished_run_are_to_come_and_train_nothing(tree):
+    tree.publish(*STAGES)
+    tree.edit("evaluation:\n", "evaluation:\n  test: true\n")
+    tree.edit("  rlvr1:\n", "  rlvr1:\n    test: 5\n")
+    assert re.match(r"rlvr1 +\S+ .*its data are made anew first", tree.plan("rlvr1")), "test rows were trained on"
+    assert status_text(tree.project)
+    splits = {name: {"rows": 400, "sha256": f"rlvr1-{name}"} for name in ("train", "validation", "test")}
+    write_json(tree.results / "data/rlvr1/manifest.json", splits)
+    note_made(tree.recipe, tree.results, "rlvr1")
+    text = plan_text(tree.project)
+    assert re.search(r"^in all +7 fresh +0 ", text, re.M)
+    assert re.search(r"^held-out scores to come of .*rlhf: never taken$", text, re.M)
+
+
+def test_a_waiting_stage_that_the_store_may_have_trained_may_train_and_is_counted(tree):
+    tree.publish("sft", "rlvr1", "rlvr2")
+    (tree.results / "rlvr1/hf/record.json").unlink()
+    assert re.match(r"rlvr2 +may train +12 of 12 .*rlvr1 comes first", tree.plan("rlvr2"))
+    assert "the store may have them trained: rlvr2" in plan_text(tree.project)
+    assert re.match(r"rlvr3 +trains ", tree.plan("rlvr3"))
+
+
+def test_the_status_tells_that_a_gate_stops(tree):
+    tree.publish("sft")
+    write_json(tree.directory("sft") / "gate.json", {"stage": "sft", "verdict": "stop"})
+    assert "its gate says stop, so nothing starts from it" in tree.status("sft")

@@ -120,19 +120,23 @@ def document() -> str:
     lines = [
         "# What trains again after which edit",
         "",
-        "The chain is `sft`, and from it both `rlvr1` and `rlhf`; the chain has run once. Each edit is made to a copy, and",
-        "`snakemake` is asked for all checkpoints. *Planned* are the stages that train by the dry run, `stagecoach plan`,",
-        "`stagecoach status` and the site's budget, *trains* the stages really trained. A test checks every row",
-        "(`tests/workflow/test_edits.py`, which also makes the table: `python -m tests.workflow.edits`). `make test` asks",
-        "for the plan after some edits and trains after two; `make long` asks after the rest, and `STAGECOACH_ALL_EDITS=1`",
-        "trains after all.",
+        "Each edit is made to a copy of a finished chain. The short one is `tests/short.yaml`: `sft`, and from it `rlvr1` and",
+        "`rlhf`. The wide one is `tests/wide.yaml`: a sweep and its best, rows that a model makes, an earlier checkpoint,",
+        "adapters, teachers, a training that continues, a merge. The list of jobs, the table below it, `stagecoach plan`,",
+        "`stagecoach status` and the site's budget say the same. *Trains* are the stages that train. *May train* is a",
+        "prediction: the store may have these trained, once what comes first is made. They count in the budget, so that it",
+        "is an upper bound. *Scored* are the held-out scores to come, *sampled* the blends whose responses are.",
         "",
-        "| edit | planned | trains | why |",
-        "| --- | --- | --- | --- |",
+        "A test checks the rows (`tests/workflow/test_edits.py`, which also makes the table:",
+        "`python -m tests.workflow.edits`). `make test` asks after some edits, `make slow` trains after two, `make long`",
+        "asks after the rest, and `STAGECOACH_ALL_EDITS=1` trains after all.",
+        "",
+        "| edit | of | trains | may train | scored | sampled | why |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for edit in EDITS:
-        trains = ", ".join(sorted(edit.trains)) or "nothing"
-        lines.append(f"| {edit.edit} | {trains} | {trains} | {edit.why} |")
+        asked = [", ".join(sorted(getattr(edit, name))) or "–" for name in ASKED]
+        lines.append(f"| {edit.edit} | {edit.tree} | {' | '.join(asked)} | {edit.why} |")
     return "\n".join(lines) + "\n"
 
 
