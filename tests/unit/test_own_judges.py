@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.commands.migrate import migrate
 from scripts.contents import NOTES
 from scripts.files import sha256_file
 from scripts.recipe.evaluation import Task
@@ -48,7 +49,7 @@ def tree(tmp_path, monkeypatch):
     text = text.replace("max_new_tokens: 12", "max_new_tokens: 12\n  tasks: [{task: said, include_path: tasks}]", 1)
     RECIPE.write_text(text)
     shutil.copy(RESULTS / "sft/eval.json", RESULTS / "tasks.json")
-    write_settings(load_recipe(RECIPE), RESULTS)
+    list(migrate(load_recipe(RECIPE), RESULTS, Path()))
     assert newer() == set()
 
 
