@@ -32,9 +32,7 @@ def outlook_of(states: States, site: Site) -> Outlook:
 
 
 def _scored(recipe: Recipe) -> list[str]:
-    """Return what a call scores: the stages, the checkpoints that a choice is among, and choices that end a chain."""
+    """Return what a call scores: the stages, the checkpoints that others start from, and choices that end a chain."""
     graph = recipe.graph
-    among = {start for choice in graph.starts_of(recipe.choices) for start in choice.before}
-    candidates = [start for start in graph.jobs if start in among and start not in graph.order]
     ends = [end for end in graph.ends if end.name in recipe.choices]
-    return [start.name for start in (*graph.order, *candidates, *ends)]
+    return [start.name for start in (*graph.jobs, *ends)]
