@@ -361,9 +361,10 @@ def test_an_earlier_checkpoint_of_the_stage_is_amended_with_it(stage):
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_the_stage_as_it_was_or_amended(stage):
+def test_a_kill_at_any_moment_leaves_the_stage_as_it_was_or_amended(stage, tmp_path_factory):
     before = stage.paths.run
-    shutil.copytree("results", "before", symlinks=True)
+    kept = tmp_path_factory.mktemp("kept") / "results"  # not in the project, whose folder is the source of the rows
+    shutil.copytree("results", kept, symlinks=True)
     for call in range(1, 1000, 7):
         status = killed_at(call, lambda: amend(replace(stage), BECAUSE))
         assert all(
@@ -386,5 +387,5 @@ def test_a_kill_at_any_moment_leaves_the_stage_as_it_was_or_amended(stage):
             "a dead lock of the other folder stops nobody"
         )
         shutil.rmtree("results")
-        shutil.copytree("before", "results", symlinks=True)
+        shutil.copytree(kept, "results", symlinks=True)
     assert call > 50
