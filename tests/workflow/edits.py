@@ -121,7 +121,7 @@ def document() -> str:
         "# What trains again after which edit",
         "",
         "Each edit is made to a copy of a finished chain. The short one is `tests/short.yaml`: `sft`, and from it `rlvr1` and",
-        "`rlhf`. The wide one is `tests/wide.yaml`: a sweep and its best, rows that a model makes, an earlier checkpoint,",
+        "`rlhf`. The wide one is `tests/workflow/wide.yaml`: a sweep and its best, rows that a model makes, an earlier checkpoint,",
         "adapters, teachers, a training that continues, a merge. The list of jobs, the table below it, `stagecoach plan`,",
         "`stagecoach status` and the site's budget say the same. *Trains* are the stages that train. *May train* is a",
         "prediction: the store may have these trained, once what comes first is made. They count in the budget, so that it",

@@ -133,7 +133,7 @@ def test_jobs_plan_status_and_budget_agree_with_what_really_trains(request, edit
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """The tree of tests/wide.yaml, made to its report."""
+    """The tree of tests/workflow/wide.yaml, made to its report."""
     workflow = Workflow(tmp_path_factory.mktemp("wide"))
     prepare(workflow)
     workflow.snakemake()

@@ -1,4 +1,4 @@
-"""The tree of tests/wide.yaml: own rows, an own environment and two pretrained models beside the recipe."""
+"""The tree of tests/workflow/wide.yaml: own rows, an own environment and two pretrained models beside the recipe."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ DEMONSTRATIONS, PROMPTS = 60, 60
 
 def prepare(workflow: Any) -> None:
     """Give a tree the recipe, with all that it names."""
-    shutil.copy(ROOT / "tests/wide.yaml", workflow.root / "config/recipes/wide.yaml")
+    shutil.copy(ROOT / "tests/workflow/wide.yaml", workflow.root / "config/recipes/wide.yaml")
     for name in ENVIRONMENTS:
         (workflow.root / f"{name}.py").write_text(PARITY)
     _write_rows(workflow)
