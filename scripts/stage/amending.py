@@ -97,15 +97,31 @@ def _start_of(stage: Stage) -> Start:
             return found
         refused = found if isinstance(found, str) else ""
     others = [_start_in(each, stage) for each in _trainings(stage)]
-    # Another setting is that of a variant or of another run as often as not; a file's text has one author.
-    alike = [found for found in others if isinstance(found, Start) and found.difference.is_of_environments]
-    best = max(alike, key=lambda each: each.checkpoint.step, default=None)
+    # Another setting is that of a variant or of another run as often as not; a file's text has one author. What the
+    # stage was amended from before is its own, whatever it differs in.
+    earlier = _origins_of(last)
+    starts = [found for found in others if isinstance(found, Start)]
+    own_starts = [each for each in starts if each.difference.is_of_environments or each.training.identity in earlier]
+    best = max(own_starts, key=lambda each: each.checkpoint.step, default=None)
     if best is not None and best.checkpoint.step > own:
         return best
     if refused:
         raise UserError(f"{name}: {refused}")
     at = f"its own training is at step {own}" if own else "no training differs from it in what may be amended alone"
     raise UserError(f"{name}: there is nothing to amend: {at}")
+
+
+def _origins_of(training: TrainingFolder) -> set[str]:
+    """Return the identities of the trainings that an amended one went on from, whether or not it was undone."""
+    found: set[str] = set()
+    record = training.identity_record
+    while record is not None and "amended" in record:
+        identity = record["amended"]["from"]
+        if identity in found:
+            break
+        found.add(identity)
+        record = TrainingFolder(training.path.with_name(identity)).identity_record
+    return found
 
 
 def _start_in(training: TrainingFolder, stage: Stage) -> Start | str:

@@ -213,6 +213,15 @@ def test_a_setting_is_amended_with_both_values_in_the_record(stage, changes, tol
     assert (unamended.identity, unamended.amendment) == (before.name, None), "what was trained at first stays trainable"
 
 
+def test_an_amended_setting_that_was_undone_is_amended_again(stage):
+    changed = stage_of(policy={"optimizer": {"lr": 0.5}})
+    first = amend(changed, BECAUSE)
+    fill(replace(changed).training.path, 12)
+    undo(replace(changed))
+    again = amend(replace(changed), "a second thought")
+    assert (again["identity"], again["step"], again["changed"]) == (first["identity"], 8, first["changed"])
+
+
 def test_a_pin_is_amended(stage, monkeypatch):
     pinned = dict(stage.config.release)
     monkeypatch.setattr("scripts.backends.trl.algorithm.pinned_versions", lambda *_: pinned | {"trl": "9.9"})
