@@ -49,7 +49,11 @@ def of_training(name):
     """A resource function: what a training job asks for under this name."""
 
     def value(wildcards):
-        site, resources, purpose = SITE.for_stage(wildcards.stage), resources_of(wildcards.stage), purpose_of_job(wildcards)
+        site, resources, purpose = (
+            SITE.for_stage(wildcards.stage),
+            resources_of(wildcards.stage),
+            purpose_of_job(wildcards),
+        )
         away = left_out(Path(CONFIG.results)) if name == ARGUMENTS else ()
         beside = settings_of(wildcards).nodes_beside
         return training_resources(site, resources, not purpose.trains, purpose.waits, away, beside)[name]
