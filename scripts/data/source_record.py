@@ -9,6 +9,13 @@ import xxhash
 
 from scripts.files import canonical_json, sha256_text
 
+TOOLS = {".git", ".venv", ".snakemake"}
+"""Folders without rows."""
+OF_A_RUN = "settings/source.json"
+"""A file in the results of each run."""
+STORE = "store"
+"""The folder of all trainings, in the results."""
+
 
 def origin_of(record: dict[str, Any], blend: str) -> dict[str, str]:
     """Return the origin of a blend for its manifest: name, revision and a hash of the source files."""
@@ -24,9 +31,20 @@ def content_of(record: dict[str, Any], blend: str) -> str:
 
 
 def files_below(folder: Path) -> set[str]:
-    """Return the relative paths of all files below a folder."""
+    """Return the relative paths of all files below a folder, which may be a project: not of its tools and results."""
     start = len(str(folder)) + 1
-    return {f"{parent}/{name}"[start:] for parent, _, names in os.walk(folder) for name in names}
+    found = set()
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in TOOLS and not _is_results(Path(parent, name))]
+        found |= {f"{parent}/{name}"[start:] for name in names}
+    return found
+
+
+def _is_results(folder: Path) -> bool:
+    """Whether a folder holds the results of a run, or of several next to their store."""
+    if (folder / OF_A_RUN).is_file():
+        return True
+    return (folder / STORE).is_dir() and any(folder.glob(f"*/{OF_A_RUN}"))
 
 
 def describe_file(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def recipe(tmp_path):
 
     def write(file: str | Path = EXAMPLE, name: str = "word_count", **changes: object):
         values = yaml.safe_load(SHORT.read_text())
-        values["source"] = {"kind": "folder", "path": "."}
+        values["source"] = {"kind": "folder", "path": str(tmp_path)}
         values["environments"] = {name: str(file)}
         values["blends"]["rlvr1"]["environments"] = [name]
         path = tmp_path / "recipe.yaml"

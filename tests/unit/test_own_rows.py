@@ -15,6 +15,7 @@ from scripts.contents import NOTES
 from scripts.data import own_rows as own_rows_module
 from scripts.data.download import fetch_source
 from scripts.data.fill import main as fill
+from scripts.data.source_record import files_below
 from scripts.files import append_json
 from scripts.recipe.load import load_recipe
 from scripts.stage.rule_settings import data_to_be_made, gone_files, is_fetched, settings_files, write_settings
@@ -256,3 +257,15 @@ def test_which_files_a_data_set_has_is_asked_of_datasets_once(tree, monkeypatch)
     remade()
     monkeypatch.setattr(own_rows_module, "_files_wanted", None)
     assert remade() == set()
+
+
+@pytest.mark.parametrize("run", ["results/first", "results"])
+def test_a_projects_results_and_tools_are_not_among_its_rows(tmp_path, run):
+    own = {"train.jsonl", "store/train.jsonl", "more/results/train.jsonl"}
+    made = {f"{run}/settings/source.json", f"{run}/data/sft/train-split.jsonl", ".venv/lib/train.jsonl", ".git/HEAD"}
+    made |= {"results/store/0123456789abcdef/metrics.jsonl"}
+    for name in own | made:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert files_below(tmp_path) == own
