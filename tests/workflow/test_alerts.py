@@ -21,7 +21,7 @@ TITLE = f"Stagecoach on {socket.gethostname()}: results/struck"
 TELL = ["sh", "-c", "mkdir -p told && cat > telling.$$ && mv telling.$$ told/$(date +%s%N)"]
 CHILD = "child1: {<<: *stage, parent: base, blend: second, gate: [{metric: max_grad_norm, max: 1.0e+4}]}"
 WATCHED = """
-            refuse_divergence(job.stage, job.settings.gate, job.run, step)
+            refuse_divergence(job.stage, job.settings.gate, job.training, step)
             if step == 8 and not (job.run / "stood").exists():
                 (job.run / "stood").touch()
                 raise StalledError("no new step for 7 s")

@@ -114,6 +114,17 @@ def test_a_training_goes_on_where_its_parent_ended(copied):
 
 
 def test_the_plan_tells_the_longest_path(whole):
-    plan = (sys.executable, "-m", "scripts.commands", "plan", "--site", "config/sites/h100.yaml", "--run", "elsewhere")
+    plan = (
+        sys.executable,
+        "-m",
+        "scripts.commands",
+        "plan",
+        "--site",
+        "config/sites/h100.yaml",
+        "--run",
+        "elsewhere",
+        "--seed",
+        "99",
+    )
     said = subprocess.run(plan, cwd=whole.root, env=whole.chain.environment, capture_output=True, text=True, check=True)
     assert "longest path: base → first → student" in said.stdout
