@@ -51,9 +51,9 @@ def expected_to_train(workflow, targets: list[str]) -> dict[str, set[str]]:
 
 
 def _when(edit: Edit, number: int) -> list[pytest.MarkDecorator]:
-    """Edits that train are slow; of the others a fourth is tried every day."""
+    """Runs after which nothing trains are slow, those after which stages train long; a fourth of the rest is of every day."""
     if edit.is_trained:
-        return [pytest.mark.slow]
+        return [pytest.mark.long if edit.trains else pytest.mark.slow]
     return [pytest.mark.long] if number % 4 else []
 
 
