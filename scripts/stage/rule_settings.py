@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.data.source_record import content_of
+from scripts.errors import UserError
 from scripts.files import filled_by_program, read_bytes, write_text
 from scripts.recipe.blend import COMPOSES, Blend
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
@@ -147,9 +148,8 @@ def write_settings(recipe: Recipe, results: Path) -> None:
 
 def _written(path: Path) -> Settings:
     """Return the values of a settings file; none where it is missing, damaged or no file."""
-    with suppress(OSError, ValueError, RecursionError):
-        values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return values if isinstance(values, dict) else {}
+    with suppress(UserError):
+        return read_if_there(path, Settings) or {}
     return {}
 
 
