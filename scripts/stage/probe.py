@@ -78,7 +78,7 @@ def _tried(name: str, spec: EnvironmentSpec, rows: list[SampledRow]) -> dict[str
     if spec.environment_factory is not None:
         _begin(spec, rows)
     for place, row in rows:
-        with naming_row([place]), _limited(name, place, _seconds_of(spec)):
+        with naming_row([place]), _limited(name, spec, place):
             left_out = getattr(spec.metrics(row, HARMLESS), "left_out", [])
             if left_out:
                 raise UserError(left_out[0])
@@ -86,7 +86,7 @@ def _tried(name: str, spec: EnvironmentSpec, rows: list[SampledRow]) -> dict[str
         return {}
     expected = []
     for place, row in rows:
-        with naming_row([place]), _limited(name, place, _seconds_of(spec)):
+        with naming_row([place]), _limited(name, spec, place):
             expected.append(spec.answer(row))
     return {
         each.place: _try(name, each, _answers(spec, each.row, answer, expected))
@@ -94,20 +94,21 @@ def _tried(name: str, spec: EnvironmentSpec, rows: list[SampledRow]) -> dict[str
     }
 
 
-def _seconds_of(spec: EnvironmentSpec) -> float | None:
-    """Return how long a call for one answer may take here; None where a process or a server bounds its own time."""
-    return None if spec.waits else spec.seconds or SECONDS
-
-
 @contextmanager
-def _limited(name: str, place: str, seconds: float | None) -> Iterator[None]:
-    """Raise UserError where a block takes too long; end the process, with the line it is in, where nothing stops it."""
-    if seconds is None:
+def _limited(name: str, spec: EnvironmentSpec, place: str, answers: int = 1) -> Iterator[None]:
+    """Raise UserError where a block takes too long; end the process, with the line it is in, where nothing stops it.
+
+    An environment whose process or server bounds its own time has no limit here. One whose file says `response_timeout`
+    ends its calls itself, and its error names the line: a second limit of the same length might come first.
+    """
+    if spec.waits:
         yield
         return
+    seconds = (spec.seconds or SECONDS) * max(1, answers)
+    limit = None if spec.seconds else seconds
     faulthandler.dump_traceback_later(seconds + GRACE, exit=True, file=sys.__stderr__)
     try:
-        with time_limit(seconds):
+        with time_limit(limit):
             yield
     except TooLate:
         raise UserError(f"{place}: the verifier of {name} took more than {seconds:g} s; mend it") from None
@@ -135,9 +136,7 @@ def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, a
 
 def _try(name: str, sampled: SampledRow, answers: dict[str, str]) -> dict[str, float]:
     """Return the rewards of the answers to a row, by kind."""
-    seconds = _seconds_of(SPECS[name])
-    in_all = None if seconds is None else seconds * max(1, len(answers))
-    with _limited(name, sampled.place, in_all):
+    with _limited(name, SPECS[name], sampled.place, len(answers)):
         (rewards,) = reward_groups([(sampled.row, list(answers.values()))], [sampled.place], is_trial=True)
     return dict(zip(answers, rewards, strict=True))
 

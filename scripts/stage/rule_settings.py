@@ -208,9 +208,8 @@ def _date_if_passed_over(path: Path, settings: RuleSettings, made: list[Path]) -
 
 def settings_written(path: Path) -> Settings:
     """Return the values of a settings file; none where it is missing, damaged or no file."""
-    with suppress(UserError, OSError, ValueError, RecursionError):
-        values = json.loads(read_text(path)) if path.is_file() else {}
-        return values if isinstance(values, dict) else {}
+    with suppress(UserError):
+        return read_if_there(path, Settings) or {}
     return {}
 
 

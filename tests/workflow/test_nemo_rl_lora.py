@@ -91,8 +91,5 @@ def test_the_export_is_the_base_with_adapters_and_one_that_lost_them_is_none(con
         export()
     with pytest.raises(NotMerged, match=r"layers\.1.*, not in both \(28 such\)"):
         write_merged(tmp_path / "model", adapter.parent, tmp_path / "merged")
-    assert (
-        [path.name for path in model.resolve().parent.iterdir() if path.is_dir()]
-        == [record["content"]]
-        == [model.resolve().name]
-    )
+    exports = [path.name for path in model.resolve().parent.iterdir() if path.is_dir()]
+    assert exports == [record["content"]] == [model.resolve().name]
