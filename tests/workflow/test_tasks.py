@@ -45,6 +45,7 @@ def tree(tmp_path_factory):
         os.utime(path, (0, 0), follow_symlinks=False)
     shutil.copy(RECORDED / "recipe.yaml", workflow.root / "config/recipes/short.yaml")
     folder = give_tasks(workflow)
+    workflow.run("python", "-m", "scripts.commands", "migrate")
     workflow.edit("max_new_tokens: 12", f"max_new_tokens: 12\n  tasks: [{{task: larger, include_path: {folder}}}]")
     return workflow
 
