@@ -451,7 +451,13 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, rows: _Rows) -> RuleSe
     is_other_split = partial(_is_other_split, blend, manifest)
     made_from = manifest.with_name("made_from.json")
     if not rows.are_own or not _is_told_by_settings(recipe, name, rows.record):
-        return RuleSettings(values, [manifest], is_other_split, made_from)
+
+        def differs(before: Settings) -> bool:
+            """Whether the splits were made by other settings; before the source was fetched, these may have told more."""
+            then = {name: value for name, value in before.items() if name != FROM}
+            return then != json.loads(json.dumps(values))
+
+        return RuleSettings(values, [manifest], is_other_split, made_from, differs)
     decides = {
         "blend": _without_places(_published(recipe, blend)),
         "source": _without_places(recipe.source.model_dump(mode="json")),
@@ -489,7 +495,8 @@ def _is_told_by_settings(recipe: Recipe, name: str, record: SourceRecord | None)
     blend = recipe.blends[name]
     if name not in recipe.fetched or recipe.is_synthetic(blend):
         return False
-    origins = (record or {}).get("tables", {})
+    is_written_here = isinstance(recipe.source, SyntheticSource)  # its tables follow from its settings
+    origins = {} if record is None or is_written_here else record.get("tables", {})
     of_hub = [table for table, origin in origins.items() if origin != "folder"]
     are_pinned = all(COMMIT.fullmatch(recipe.tables.get(table, "")) for table in of_hub)
     return _is_pinned(recipe, blend) and are_pinned

@@ -219,6 +219,18 @@ def test_rows_edited_while_they_are_fetched_are_seen(tree):
     assert remade() == {"sft"}
 
 
+def test_tables_that_the_rows_turn_out_to_need_make_nothing_anew(tree):
+    """Which tables there are is known once the source is fetched, and then the settings tell less of the rows."""
+    record = RESULTS / "data/source/record.json"
+    values = json.loads(record.read_text())
+    values["tables"] = {"BytedTsinghua-SIA/DAPO-Math-17k": "main"}
+    written(record, json.dumps(values))
+    recipe = load_recipe(RECIPE)
+    assert "from" in json.loads((RESULTS / "data/sft/made_from.json").read_text())
+    assert "from" not in settings_files(recipe, RESULTS)[RESULTS / "settings/fill/sft.json"].values
+    assert remade() == set()
+
+
 def test_results_of_earlier_versions_are_fresh_and_an_edit_since_is_seen(tree):
     """Their settings knew where files are and not what is in them; the source's record had the hashes."""
     (RESULTS / NOTES).unlink()
