@@ -453,7 +453,7 @@ def _of_splits(recipe: Recipe, name: str, manifest: Path, rows: _Rows) -> RuleSe
     if not rows.are_own or not _is_told_by_settings(recipe, name, rows.record):
 
         def differs(before: Settings) -> bool:
-            """Whether the splits were made by other settings; before the source was fetched, these may have told more."""
+            """Whether the splits were made by other settings; before the source was fetched, these may tell more."""
             then = {name: value for name, value in before.items() if name != FROM}
             return then != json.loads(json.dumps(values))
 
