@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
 from scripts.errors import UserError
@@ -43,12 +44,8 @@ class Scheduling(LoadScopeScheduling):
             return "containers" if "nemo_rl" in file else "cluster"
         if re.search(r"test_(algorithms|trl_\w+|hugging_face|own_environment)\.", file):
             return "trl"
-        return (
-            "chain"
-            if "tests/browser/" in file
-            or re.search(r"test_(backend|chain|colleagues|edits|merge|quantize|resume|sweep)\.", file)
-            else file
-        )
+        needs_chain = re.search(r"test_(backend|chain|colleagues|edits|merge|quantize|sweep)\.", file)
+        return "chain" if needs_chain or "tests/browser/" in file else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -118,14 +115,17 @@ def refusal(action: Callable, *arguments: Any, **options: Any) -> str:
 class Workflow:
     """A working tree of its own, with the short recipe configured."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, is_there: bool = False) -> None:
+        """Make the tree below an empty folder; with `is_there`, an earlier call has, for the short recipe."""
+        self.root, self.results = root, root / "results/short"
+        self.environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        if is_there:
+            return
         for part in ("Snakefile", "rules", "scripts", "config", "envs", "profiles", "docs", "containers", "demo"):
             source = ROOT / part
             (shutil.copytree if source.is_dir() else shutil.copy)(source, root / part)
         shutil.copy(SHORT, root / "config/recipes/short.yaml")
         self.configure()
-        self.environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
     def configure(self, recipe: str = "short", site: str = "laptop", run: str = "", **more: str) -> None:
         """Write config.yaml; a run without a name has that of its recipe."""
@@ -208,11 +208,31 @@ def fresh(tmp_path):
     return Workflow(tmp_path)
 
 
+def _run_chain(root: Path) -> Workflow:
+    """Make a tree and run its chain to the report."""
+    root.mkdir()
+    workflow = Workflow(root)
+    workflow.output = workflow.snakemake()
+    return workflow
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
-    """A tree whose chain has run to its report; tests that change it work on a copy."""
-    workflow = Workflow(tmp_path_factory.mktemp("finished"))
-    workflow.output = workflow.snakemake()
+    """A tree whose chain has run to its report; tests that change it work on a copy.
+
+    Of the processes of pytest-xdist the first to need it runs the chain, and each of the others gets a copy.
+    """
+    own = tmp_path_factory.mktemp("finished") / "tree"
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return _run_chain(own)
+    of_all = tmp_path_factory.getbasetemp().parent
+    first, output = of_all / "finished", of_all / "finished.log"
+    with FileLock(of_all / "finished.lock"):
+        if not output.exists():
+            shutil.rmtree(first, ignore_errors=True)  # of a process in which the chain failed
+            output.write_text(_run_chain(first).output)
+    workflow = Workflow(first, is_there=True).copied_to(own)
+    workflow.output = output.read_text()
     return workflow
 
 
