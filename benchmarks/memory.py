@@ -84,7 +84,7 @@ def write_rows(algorithm: str, rows: int, tokens: int, model: Path, path: Path) 
 def measure(algorithm: str, rows: int, tokens: int, says: dict[str, Any], model: Path) -> None:
     """Train in this process, and print its peak."""
     settings = stage_of(algorithm, rows, says)
-    config = settings.config_model.model_validate(settings.values_with_effect() | {"release": {}, "seed": 0})
+    config = settings.of_config(settings.values_with_effect() | {"release": {}, "seed": 0})
     with tempfile.TemporaryDirectory() as directory:
         split, run = Path(directory, "rows.jsonl"), Path(directory, "run")
         (run / "checkpoints").mkdir(parents=True)

@@ -8,8 +8,7 @@ import pytest
 from scripts.backends.nemo_rl.checks.silent import TEACHER
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
 from scripts.backends.nemo_rl.releases import Release, load_releases
-from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.backends.nemo_rl.training import ROUTING
+from scripts.backends.nemo_rl.settings import ROUTING, NemoRlSettings
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.yaml_file import leaves, read_yaml

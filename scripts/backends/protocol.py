@@ -19,7 +19,7 @@ from scripts.files import write_text
 from scripts.recipe.model import MODEL
 from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.recipe.stage_settings import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Reach, ShownRow
 from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
@@ -124,7 +124,7 @@ class TrainingJob:
 
     stage: str
     settings: StageSettings
-    config: TrainingConfig
+    config: StageSettings
     train_split: Path
     parent_model: Path | None
     run: Path
@@ -298,12 +298,12 @@ class Backend:
     def seal_finished(self, training: TrainingFolder) -> None:
         """Seal the whole checkpoints that a program of the backend left in a training's folder."""
 
-    def begin_from(self, training: TrainingFolder, parent: Checkpoint, config: TrainingConfig) -> Checkpoint:
+    def begin_from(self, training: TrainingFolder, parent: Checkpoint, config: StageSettings) -> Checkpoint:
         """Return the checkpoint from which a stage goes on with its parent's training: the parent's own."""
         return parent
 
     def reach_of(
-        self, config: TrainingConfig, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
+        self, config: StageSettings, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
     ) -> Reach:
         """How far an attempt gets from the newest checkpoint: to the step `planned`, or to where the data end."""
         return Reach(planned)

@@ -13,7 +13,7 @@ from scripts.model.hugging_face import config_of, has_reward_head, model_files
 from scripts.model.processor import make_processor, use_template
 from scripts.model.scratch import IMAGE
 from scripts.recipe.model import RandomModel
-from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.rows.chat_format import tokenizer_of
 
 
@@ -78,7 +78,7 @@ def class_of(folder: Path) -> type:
     return transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
 
 
-def fresh_model(config: TrainingConfig) -> tuple[transformers.PreTrainedModel, Any]:
+def fresh_model(config: StageSettings) -> tuple[transformers.PreTrainedModel, Any]:
     """Make the model of a stage's resolved config, and its tokenizer or processor."""
     processor = use_template(make_processor(config.model), config.chat_template)
     return make_model(config.model, processor, config.max_length, config.seed), processor

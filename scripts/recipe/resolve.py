@@ -11,12 +11,12 @@ from scripts.errors import UserError
 from scripts.files import canonical_json, read_bytes, write_text
 from scripts.python_files import known_hash
 from scripts.recipe.recipe import STAGES, Recipe
-from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.yaml_file import FAST_LOADER
 from scripts.records import Manifest, read_if_there
 
 
-def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
+def resolve_stage(recipe: Recipe, stage_name: str) -> StageSettings:
     """Return a stage's training config: all settings that may change weights.
 
     Left out are the names of parent and blend (content counts, in the records), settings of nodes, time limits and
@@ -31,7 +31,7 @@ def resolve_stage(recipe: Recipe, stage_name: str) -> TrainingConfig:
         values["environments"] = {name: known_hash(read_bytes(path)) for name, path in own.items()}
     if not node.origin:
         values["model"] = settings.first_model(recipe.model)
-    return settings.config_model.model_validate(values)
+    return settings.of_config(values)
 
 
 def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str, Path]:
@@ -48,12 +48,12 @@ def config_text(values: dict[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
 
 
-def read_config(path: Path) -> TrainingConfig:
+def read_config(path: Path) -> StageSettings:
     """Read a resolved config written by Stagecoach."""
     return config_in(read_values(path), path)
 
 
-def config_in(values: dict[str, Any], path: Path) -> TrainingConfig:
+def config_in(values: dict[str, Any], path: Path) -> StageSettings:
     """Return the resolved config that a file's values describe; UserError where they describe none."""
     try:
         return training_config(values)
@@ -72,9 +72,9 @@ def read_values(path: Path) -> dict[str, Any]:
     return values
 
 
-def training_config(values: dict[str, Any]) -> TrainingConfig:
+def training_config(values: dict[str, Any]) -> StageSettings:
     """Return plain values as a config."""
-    return STAGES[values["backend"]][values["algorithm"]].config_model.model_validate(values)
+    return STAGES[values["backend"]][values["algorithm"]].of_config(values)
 
 
 def rows_of_manifest(manifest: Path) -> int | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from scripts.recipe.effect import Later
 from scripts.recipe.strict import Place, Strict, invalid
 
 OWN = "default"
@@ -37,16 +38,16 @@ class Sampling(Strict):
 
     temperature: Annotated[PositiveFloat, AfterValidator(_checked)] = 1.0
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: PositiveInt | None = None
+    top_k: Later[PositiveInt | None] = None
     """Sample among so many likeliest tokens; none: all."""
-    min_p: Annotated[float, Field(gt=0, lt=1)] | None = None
+    min_p: Later[Annotated[float, Field(gt=0, lt=1)] | None] = None
     """Sample among tokens that are at least so likely beside the likeliest (arXiv:2407.01082)."""
-    repetition_penalty: PositiveFloat = 1.0
+    repetition_penalty: Later[PositiveFloat] = 1.0
     """Divide the logits of tokens that the prompt or the response has already (arXiv:1909.05858); 1: of none."""
-    stop_token_ids: list[NonNegativeInt] = Field([])
+    stop_token_ids: Later[list[NonNegativeInt]] = Field([])
     """Tokens that end a response besides the model's."""
     max_new_tokens: PositiveInt
-    max_tool_calling_iterations: PositiveInt | None = None
+    max_tool_calling_iterations: Later[PositiveInt | None] = None
     """How often a policy may call tools in a response, where there are any; none: any number."""
 
     @property
@@ -72,9 +73,7 @@ def words_of_decoding(decoding: dict[str, Any]) -> str:
 class Tokenizer(Strict):
     """Settings that turn rows into text."""
 
-    ADDED = ("chat_template",)
-
-    chat_template: Place = Field(
+    chat_template: Later[Place] = Field(
         OWN,
         description="default: the template of the stage's start. Or a file (Jinja), a model's folder, or a "
         "template of TRL (qwen3_training), published with the stage. A template other than the "

@@ -1,6 +1,7 @@
-"""A recipe's settings of a stage, and the resolved training config: the settings that may change weights.
+"""A stage's settings: as a recipe has them, and resolved, as ``config.yaml`` has them.
 
-A backend's ``settings.py`` has both: ``STAGES`` maps algorithms to StageSettings, each with the model of its config.
+A backend's ``settings.py`` maps algorithms to classes of settings (``STAGES``), one each. The marks of the fields
+(scripts.recipe.effect) say what a resolved config has: all settings that may change weights, and no others.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -8,12 +9,21 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from scripts.files import canonical_json, sha256_text
 from scripts.installed import backend_names
 from scripts.recipe.blend import Blend
 from scripts.recipe.criteria import ROLLOUTS, Criterion
+from scripts.recipe.effect import RESOLVED, Fact, NeededInRecipe, WithoutEffect
 from scripts.recipe.environment import EnvironmentName
 from scripts.recipe.expand import SWEEP_SCHEMA, Start
 from scripts.recipe.lost_texts import TextKind
@@ -51,7 +61,7 @@ AMENDING = {
     "thoughts": "the rows would be other tokens",
     "template_date": "the rows would be other tokens",
 }
-"""`Training.amending` of every backend."""
+"""`StageSettings.amending` of every backend."""
 
 
 class Checkpointing(Strict):
@@ -157,9 +167,43 @@ class Teaching(Strict):
             raise invalid(says, f"{around.at}.teachers.{idle[0]}")
 
 
-class Training(Strict):
-    """The common part of a stage's settings and of its resolved config."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What a recipe has around a stage, against which the stage's settings are checked."""
 
+    name: str
+    """The stage's name."""
+    release: str | None
+    """The recipe's release of NeMo-RL."""
+    model: RandomModel | PretrainedModel
+    """The recipe's model."""
+    blend: Blend | None
+    """The rows of the stage; None for a stage without rows."""
+    is_fresh: bool
+    """Whether the stage makes its model, as no export is there to start from."""
+    parent: "StageSettings | None"
+    """The settings of the stage that it starts from; None without one."""
+    roles: Mapping[str, "StageSettings | None"]
+    """The settings of the stages that it needs besides, by role; None for a pretrained model."""
+
+    @property
+    def at(self) -> str:
+        """The key of the stage."""
+        return f"stages.{self.name}"
+
+
+class StageSettings(Strict):
+    """A stage's settings: in a recipe, or resolved (`of_config`), where fields without effect are at their defaults.
+
+    A resolved config is all that may change the weights. `release` pins the trainer's versions, `environments` holds
+    the SHA-256 of the user's environments, `template_sha256` of a chat template whose text is not in the config;
+    `model` is set for stages without a parent. `thoughts` and `template_date` are the recipe's model's, where it has
+    them.
+    """
+
+    gone: ClassVar = {
+        "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
+    }
     rows_per_step: ClassVar[int]
     """Rows of the training split in a step."""
     max_length: ClassVar[int]
@@ -177,9 +221,98 @@ class Training(Strict):
 
     A key speaks for all keys below it that are not there themselves.
     """
+    default_seed: ClassVar[int | None] = 0
+    takes_model: ClassVar[bool] = False
+    """Whether without a parent it starts from the export of the recipe's pretrained model, where that is one."""
+    is_converted: ClassVar[bool] = False
+    """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
+    is_rewarded_here: ClassVar[bool] = True
+    """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
+    site_sets_nodes: ClassVar[bool] = True
+    """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
+    nodes_beside: ClassVar[int] = 0
+    """The nodes of a second component of its Slurm job, besides those of `resources`."""
+    doubts: ClassVar[list[str]] = []
+    """What is likely a mistake in the settings, whatever the model."""
+    READS: ClassVar[tuple[str, ...]] = ()
+    """What the recipe's model tells of thoughts and dates (`reading`) that may change the weights."""
+    ROLES: ClassVar[tuple[str, ...]] = ()
+    """Fields that name starts besides the parent: a name, names by key, or shares by name."""
 
     backend: Literal[*backend_names()] = DEFAULT_BACKEND
     algorithm: str
+    parent: WithoutEffect[Start | None] = None
+    """The stage to start from, or variants or checkpoints of a stage; none: the recipe's model."""
+    sweep: WithoutEffect[Annotated[None, WithJsonSchema(SWEEP_SCHEMA)]] = None
+    """Make variants of the stage, named by the settings that differ (docs/sweeps.md)."""
+    best: WithoutEffect[Annotated[None, WithJsonSchema({"type": "string"})]] = None
+    """Choose the best variant by this score, also where no stage starts from it."""
+    continues: WithoutEffect[Name | None] = None
+    """The parent whose optimizer, schedule and count of steps go on, on this stage's data from their first row."""
+    blend: NeededInRecipe[Name] = None
+    seed: int | None = None
+    """Instead of the recipe's."""
+    max_truncated_share: WithoutEffect[Share] = 0.05
+    """Refuse the stage when a larger share of its training rows is too long."""
+    max_lost_share: WithoutEffect[dict[TextKind, Share]] = Field({})
+    """Share of the texts of a kind that the chat template may leave out of training rows; others: none."""
+    checkpointing: WithoutEffect[Checkpointing] = Checkpointing()
+    resources: WithoutEffect[Resources] = Resources()
+    template_change: WithoutEffect[bool] = False
+    """Chat template, special tokens and vocabulary may differ from the parent's."""
+    quantize: WithoutEffect[Quantize | None] = None
+    """Also export the stage quantised, with scores beside the stage's own."""
+    gate: WithoutEffect[list[Criterion]] = Field([])
+    """The success criteria, beside the default gate's."""
+    default_gate: WithoutEffect[bool] = True
+    """Also judge SFT by its loss, rollouts by what failed, and scores by a collapse (docs/gates.md)."""
+    release: Fact[dict[str, str]] = Field({})
+    environments: Fact[dict[str, str]] = Field({})
+    template_sha256: Fact[str | None] = None
+    thoughts: Fact[ThoughtMarks | Literal["none"] | None] = None
+    template_date: Fact[date | None] = None
+    model: Fact[Any] = None
+
+    @classmethod
+    def of_config(cls, values: dict[str, Any]) -> Self:
+        """Return the stage of a resolved config's values; ValidationError where they are none."""
+        return cls.model_validate(values, context=RESOLVED)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_complete(cls, data: Any, info: ValidationInfo) -> Any:
+        """Refuse a resolved config without the facts that every one has."""
+        if info.context == RESOLVED and isinstance(data, dict):
+            missing = [name for name in ("release", "seed") if name not in data]
+            if missing:
+                raise invalid("is missing", key=missing[0])
+        return data
+
+    def values(self) -> dict[str, Any]:
+        """Return the plain values of a resolved config, whose hash is part of the stage's identity."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+    @property
+    def content(self) -> str:
+        """The hash of the values."""
+        return sha256_text(canonical_json(self.values()))
+
+    def why_not_amended(self, key: str) -> str:
+        """Return why a training may not go on under a new value of a setting, by dotted key; empty if permitted."""
+        reasons = AMENDING | self.amending
+        parts = key.split(".")
+        around = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+        known = next((each for each in around if each in reasons), None)
+        return "it was trained under the other value from its first step" if known is None else reasons[known]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _starts_where_it_continues(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("continues") is None:
+            return data
+        if data.get("parent") not in (None, data["continues"]):
+            raise invalid(f"continues names the parent; leave parent: {data['parent']} out")
+        return data | {"parent": data["continues"]}
 
     @property
     def kind(self) -> str | None:
@@ -219,126 +352,6 @@ class Training(Strict):
     def planned_step(self, train_rows: int | None) -> int | None:
         """Return the last step of the stage; None where it depends on unknown training rows."""
         raise NotImplementedError
-
-
-class TrainingConfig(Training):
-    """A stage's resolved training config: all settings that may change weights, and no others.
-
-    `release` pins the trainer's versions, `environments` holds the SHA-256 of the user's environments,
-    `template_sha256` of a chat template whose text is not in the config; `model` is set for stages without a parent.
-    `thoughts` and `template_date` are the recipe's model's, where it has them.
-    """
-
-    seed: int | None
-    release: dict[str, str]
-    environments: dict[str, str] = Field({})
-    template_sha256: str | None = None
-    thoughts: ThoughtMarks | Literal["none"] | None = None
-    template_date: date | None = None
-    model: Any = None
-
-    def values(self) -> dict[str, Any]:
-        """Return the plain values, whose hash is part of the stage's identity."""
-        return self.model_dump(mode="json", exclude_unset=True)
-
-    @property
-    def content(self) -> str:
-        """The hash of the values."""
-        return sha256_text(canonical_json(self.values()))
-
-    def why_not_amended(self, key: str) -> str:
-        """Return why a training may not go on under a new value of a setting, by dotted key; empty if permitted."""
-        reasons = AMENDING | self.amending
-        parts = key.split(".")
-        around = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
-        known = next((each for each in around if each in reasons), None)
-        return "it was trained under the other value from its first step" if known is None else reasons[known]
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a recipe has around a stage, against which the stage's settings are checked."""
-
-    name: str
-    """The stage's name."""
-    release: str | None
-    """The recipe's release of NeMo-RL."""
-    model: RandomModel | PretrainedModel
-    """The recipe's model."""
-    blend: Blend | None
-    """The rows of the stage; None for a stage without rows."""
-    is_fresh: bool
-    """Whether the stage makes its model, as no export is there to start from."""
-    parent: "StageSettings | None"
-    """The settings of the stage that it starts from; None without one."""
-    roles: Mapping[str, "StageSettings | None"]
-    """The settings of the stages that it needs besides, by role; None for a pretrained model."""
-
-    @property
-    def at(self) -> str:
-        """The key of the stage."""
-        return f"stages.{self.name}"
-
-
-class StageSettings(Training):
-    """A stage of a recipe. `config_model` is its config's model; fields that the config lacks change no weight."""
-
-    config_model: ClassVar[type[TrainingConfig]]
-    gone: ClassVar = {
-        "halving": "leave it out, and all variants of sweep train to the end; what halving trained is gone on with"
-    }
-    default_seed: ClassVar[int | None] = 0
-    takes_model: ClassVar[bool] = False
-    """Whether without a parent it starts from the export of the recipe's pretrained model, where that is one."""
-    is_converted: ClassVar[bool] = False
-    """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
-    is_rewarded_here: ClassVar[bool] = True
-    """Whether scripts.rewards rewards its rollouts; else the backend has environments of its own."""
-    site_sets_nodes: ClassVar[bool] = True
-    """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
-    nodes_beside: ClassVar[int] = 0
-    """The nodes of a second component of its Slurm job, besides those of `resources`."""
-    doubts: ClassVar[list[str]] = []
-    """What is likely a mistake in the settings, whatever the model."""
-    READS: ClassVar[tuple[str, ...]] = ()
-    """What the recipe's model tells of thoughts and dates (`reading`) that may change the weights."""
-    ROLES: ClassVar[tuple[str, ...]] = ()
-    """Fields that name starts besides the parent: a name, names by key, or shares by name."""
-
-    parent: Start | None = None
-    """The stage to start from, or variants or checkpoints of a stage; none: the recipe's model."""
-    sweep: Annotated[None, WithJsonSchema(SWEEP_SCHEMA)] = None
-    """Make variants of the stage, named by the settings that differ (docs/sweeps.md)."""
-    best: Annotated[None, WithJsonSchema({"type": "string"})] = None
-    """Choose the best variant by this score, also where no stage starts from it."""
-    continues: Name | None = None
-    """The parent whose optimizer, schedule and count of steps go on, on this stage's data from their first row."""
-    blend: Name
-    seed: int | None = None
-    """Instead of the recipe's."""
-    max_truncated_share: Share = 0.05
-    """Refuse the stage when a larger share of its training rows is too long."""
-    max_lost_share: dict[TextKind, Share] = Field({})
-    """Share of the texts of a kind that the chat template may leave out of training rows; others: none."""
-    checkpointing: Checkpointing = Checkpointing()
-    resources: Resources = Resources()
-    template_change: bool = False
-    """Chat template, special tokens and vocabulary may differ from the parent's."""
-    quantize: Quantize | None = None
-    """Also export the stage quantised, with scores beside the stage's own."""
-    gate: list[Criterion] = Field([])
-    """The success criteria, beside the default gate's."""
-    default_gate: bool = True
-    """Also judge SFT by its loss, rollouts by what failed, and scores by a collapse (docs/gates.md)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _starts_where_it_continues(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.get("continues") is None:
-            return data
-        if data.get("parent") not in (None, data["continues"]):
-            raise invalid(f"continues names the parent; leave parent: {data['parent']} out")
-        return data | {"parent": data["continues"]}
 
     @property
     def answers_prompts(self) -> bool:
@@ -380,10 +393,6 @@ class StageSettings(Training):
     def release_in(self, release: str | None) -> dict[str, str]:
         """Return the pinned versions that decide the weights, by name; `release` is the recipe's of NeMo-RL."""
         raise NotImplementedError
-
-    def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights."""
-        return self.model_dump(mode="json", include={*self.config_model.model_fields})
 
     def first_model(self, model: RandomModel | PretrainedModel) -> dict[str, Any]:
         """Return the config's `model` of a stage that starts from no export, by the recipe's model."""

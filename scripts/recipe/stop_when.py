@@ -3,8 +3,8 @@
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
-from pydantic.json_schema import SkipJsonSchema
 
+from scripts.recipe.effect import Fact
 from scripts.recipe.strict import Strict
 
 
@@ -19,7 +19,7 @@ class StopWhen(Strict):
     """An improvement is larger than this."""
     publish: Literal["best", "last"] = "best"
     """The checkpoint that is published."""
-    val_period: SkipJsonSchema[PositiveInt | None] = None
-    """In a resolved config the section's, which decides where the stage may end."""
-    val_batches: SkipJsonSchema[int | None] = None
-    """In a resolved config the section's."""
+    val_period: Fact[PositiveInt | None] = None
+    """The section's, which decides where the stage may end."""
+    val_batches: Fact[int | None] = None
+    """The section's."""

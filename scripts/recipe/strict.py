@@ -17,9 +17,12 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
+    ValidationInfo,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+
+from scripts.recipe.effect import RESOLVED, Effect, effect_of
 
 
 def matching(pattern: str) -> Any:
@@ -96,44 +99,90 @@ NUMBERS = (int, float, int | None, float | None)
 class Strict(BaseModel):
     """Refuse unknown keys with the nearest known key, and keys in `gone` with their sentence.
 
-    `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries. A
-    resolved config has a later version's keys (`ADDED`) unless they are at their defaults, and no keys of `PLACING`,
-    which change no weight but for rounding and random numbers. `_refuse_misfits` of every class, parents first, refuses
-    values that do not fit together.
+    `gone` maps a key of an earlier version to a sentence: what to do instead. Subclasses inherit the entries.
+    `effects` has the fields that are marked (scripts.recipe.effect). `_refuse_misfits` of every class, parents first,
+    refuses values that do not fit together; those of a resolved config were checked in the recipe.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
     gone: ClassVar[dict[str, str]] = {}
-    ADDED: ClassVar[tuple[str, ...]] = ()
-    PLACING: ClassVar[tuple[str, ...]] = ()
+    effects: ClassVar[dict[str, Effect]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **more: Any) -> None:
+        """Collect the marks of the fields."""
+        super().__pydantic_init_subclass__(**more)
+        marks = {name: effect_of(field) for name, field in cls.model_fields.items()}
+        cls.effects = {name: mark for name, mark in marks.items() if mark is not None}
+
+    @classmethod
+    def keys_of_recipes(cls) -> list[str]:
+        """Return the keys that a recipe may have: all but facts."""
+        return [name for name in cls.model_fields if cls.effects.get(name) is not Effect.FACT]
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_keys(cls, data: Any) -> Any:
+    def _refuse_unknown_keys(cls, data: Any, info: ValidationInfo) -> Any:
         if isinstance(data, dict):
             for key in data:
-                if key not in cls.model_fields:
-                    gone = next((base.gone[key] for base in cls.__mro__ if key in vars(base).get("gone", ())), None)
-                    within = None if str(key).lower() in ELSEWHERE else next(_paths(cls, str(key)), None)
-                    meant = f"; did you mean {within}?" if within else nearest(str(key), cls.model_fields)
-                    message = f"is gone: {gone}" if gone else f"unknown key{meant}"
-                    raise PydanticCustomError("unknown_key", "{message}", {"key": str(key), "message": message})
+                is_fact = cls.effects.get(key) is Effect.FACT
+                if key not in cls.model_fields or (is_fact and info.context != RESOLVED):
+                    raise PydanticCustomError("unknown_key", "{message}", {"key": str(key), "message": cls._gone(key)})
                 if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
                     raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data
 
+    @classmethod
+    def _gone(cls, key: Any) -> str:
+        """Return what to do instead of an unknown key."""
+        gone = next((base.gone[key] for base in cls.__mro__ if key in vars(base).get("gone", ())), None)
+        if gone:
+            return f"is gone: {gone}"
+        within = None if str(key).lower() in ELSEWHERE else next(_paths(cls, str(key)), None)
+        meant = f"; did you mean {within}?" if within else nearest(str(key), cls.keys_of_recipes())
+        return f"unknown key{meant}"
+
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _fits(self, info: ValidationInfo) -> Self:
+        if info.context == RESOLVED:
+            return self
         for base in reversed(type(self).__mro__):
             if refuse := vars(base).get("_refuse_misfits"):
                 refuse(self)
         return self
 
+    def values_with_effect(self) -> dict[str, Any]:
+        """Return the plain values that may change a stage's weights, as a resolved config has them."""
+        return self.model_dump(mode="json", exclude=self._left_out())
 
-def _paths(model: type[BaseModel], key: str) -> Iterator[str]:
-    """Yield the dotted names of the fields called `key` in the sections of a model."""
-    for name, field in model.model_fields.items():
+    def _left_out(self) -> dict[str, Any]:
+        """Return what a resolved config leaves out of these settings, sections included, as pydantic's `exclude`."""
+        left_out: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            mark, value = self.effects.get(name), getattr(self, name)
+            is_off = mark is Effect.LATER and value == field.default
+            if is_off or mark in (Effect.NONE, Effect.FACT):
+                left_out[name] = True
+            elif inner := _left_out_of(value):
+                left_out[name] = inner
+        return left_out
+
+
+def _left_out_of(value: Any) -> dict[str, Any]:
+    """Return what a resolved config leaves out of a section, or of sections by name; empty: nothing."""
+    if isinstance(value, Strict):
+        return value._left_out()
+    if isinstance(value, dict):
+        parts = {key: _left_out_of(part) for key, part in value.items()}
+        return {key: part for key, part in parts.items() if part}
+    return {}
+
+
+def _paths(model: type[Strict], key: str) -> Iterator[str]:
+    """Yield the dotted names of the fields called `key` in the sections of a model that a recipe may have."""
+    for name in model.keys_of_recipes():
+        field = model.model_fields[name]
         for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if isinstance(kind, type) and issubclass(kind, Strict):
                 within = [key] if key in kind.model_fields else _paths(kind, key)
                 yield from (f"{name}.{path}" for path in within)

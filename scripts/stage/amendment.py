@@ -21,7 +21,7 @@ from scripts.files import (
     sha256_text,
     write_text,
 )
-from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.yaml_file import leaves
 from scripts.records import Amendment, Amendments, Facts, RunIdentity, read_if_there, read_lines
 from scripts.stage.again import folder_name
@@ -82,7 +82,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[
     return {key: (old.get(key), new.get(key)) for key in keys}
 
 
-def difference_of(training: TrainingFolder, facts: Facts, config: TrainingConfig) -> Difference | None:
+def difference_of(training: TrainingFolder, facts: Facts, config: StageSettings) -> Difference | None:
     """Return how a stage's facts (without an amendment) differ from the training in a folder; None without one.
 
     What the training itself was amended from is no difference.

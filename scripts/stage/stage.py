@@ -15,7 +15,7 @@ from scripts.recipe.graph import Trained
 from scripts.recipe.load import check_stage_name, load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import config_text, read_config, resolve_stage
-from scripts.recipe.stage_settings import StageSettings, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.records import (
     Amendment,
     CheckpointRecord,
@@ -182,7 +182,7 @@ class Stage:
         return self.continued["step"] if self.settings.continues else 0
 
     @cached_property
-    def config(self) -> TrainingConfig:
+    def config(self) -> StageSettings:
         """Return the resolved training config; for a choice the chosen candidate's."""
         is_written = self.is_written or self.name in self.recipe.choices
         return read_config(self.paths.config) if is_written else resolve_stage(self.recipe, self.name)

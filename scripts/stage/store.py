@@ -29,7 +29,7 @@ from pathlib import Path
 
 from scripts.errors import UserError, user_name, warn
 from scripts.files import canonical_json, sha256_text
-from scripts.recipe.stage_settings import METRICS_OF_BEST, Checkpointing, TrainingConfig
+from scripts.recipe.stage_settings import METRICS_OF_BEST, Checkpointing, StageSettings
 from scripts.records import (
     CheckpointRecord,
     ExportRecord,
@@ -49,7 +49,7 @@ GOING = "removing_"
 
 
 def stage_facts(
-    config: TrainingConfig,
+    config: StageSettings,
     splits: Manifest | None,
     parent_export: ExportRecord | None,
     roles: Mapping[str, ExportRecord] | None = None,

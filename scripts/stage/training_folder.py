@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from scripts.files import append_json, describe_files, fsync_directory, read_tail, sync_tree, write_json
 from scripts.recipe.resolve import config_in, read_values
-from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.records import Reach, Reaches, RunIdentity, parse_lines, read_if_there, read_lines
 from scripts.slurm.client import own_job_id
 from scripts.stage.attempts import Attempt, attempts_from
@@ -77,7 +77,7 @@ class TrainingFolder:
         return read_values(self.config_file)
 
     @cached_property
-    def config(self) -> TrainingConfig:
+    def config(self) -> StageSettings:
         """The resolved config; UserError where it is missing, damaged or of an unknown kind."""
         return config_in(self.config_values, self.config_file)
 

@@ -14,7 +14,7 @@ from PIL import Image
 from scripts.backends.nemo_rl.command import overrides_of
 from scripts.backends.nemo_rl.demonstrations import as_read, chunks_of, parts_of, write_rows
 from scripts.backends.nemo_rl.releases import load_releases
-from scripts.backends.nemo_rl.training import NemoRlTraining
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.errors import UserError
 from scripts.model.processor import load_processor, make_processor, make_tokenizer
 from scripts.recipe.load import load_recipe
@@ -91,7 +91,7 @@ def test_the_releases_make_the_tokens_and_masks_that_are_told(tmp_path, name, te
     last = {"only_unmask_final": True} if "only_unmask_final" in known else {}  # since v0.7.0
     for number, (data, sft) in enumerate((({}, {}), ({"add_generation_prompt": True, "add_eos": False}, last))):
         policy = {"max_total_sequence_length": LENGTH}
-        stage = NemoRlTraining.model_construct(algorithm="sft", data=data, sft=sft, policy=policy)
+        stage = NemoRlSettings.model_construct(algorithm="sft", data=data, sft=sft, policy=policy)
         (folder := tmp_path / str(number)).mkdir()
         for row, real in rows_of(release, rows, stage, folder, tmp_path / "tokenizer").items():
             try:
@@ -123,7 +123,7 @@ def test_a_picture_becomes_the_tokens_that_its_processor_makes_and_the_answer_is
     uri = f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
     shown = [{"type": "input_image", "image_url": uri}, {"type": "input_text", "text": "colour?"}]
     rows = {"picture": {"messages": said(shown, "red")}, "none": {"messages": said("colour?", "red")}}
-    stage = NemoRlTraining.model_construct(algorithm="sft", data={}, sft={}, policy={})
+    stage = NemoRlSettings.model_construct(algorithm="sft", data={}, sft={}, policy={})
     folder, config = tmp_path / "rows", "sft_vlm_3B.yaml"
     folder.mkdir()
     found = rows_of(load_releases()[name], rows, stage, folder, tmp_path / "processor", config)

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("transformers", reason="envs/trl.txt is not installed")
 
 from scripts.backends.by_name import backend_of
-from scripts.backends.nemo_rl.training import PASSTHROUGH
+from scripts.backends.nemo_rl.settings import PASSTHROUGH
 from scripts.backends.tokens import shortened_row, shown_row, text_of_rows
 from scripts.backends.trl.tokenization import IGNORED, Line, tokenize_answers, tokenize_demonstrations
 from scripts.errors import UserError

@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from scripts.backends.merge.merging import MergeConfig, Merging, misfit
+from scripts.backends.merge.merging import MergeSettings, Merging, misfit
 from scripts.errors import UserError
 from scripts.files import read_json
 from scripts.recipe.expand import expand
@@ -208,8 +208,8 @@ def test_a_misfit_names_the_first_difference_and_both_folders(models, tmp_path, 
     assert re.match(says.format(a=re.escape(str(a)), b=re.escape(str(b))), found), found
 
 
-def config_of(**values) -> MergeConfig:
-    return MergeConfig.model_validate({"algorithm": "merge", "seed": 0, "release": {}} | values)
+def config_of(**values) -> MergeSettings:
+    return MergeSettings.of_config({"algorithm": "merge", "seed": 0, "release": {}} | values)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(mode
     shares = {"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}}
     job = SimpleNamespace(
         stage="soup",
-        config=MergeConfig.model_validate(shares),
+        config=MergeSettings.of_config(shares),
         roles={"merge.a": models[1], "merge.b": broken},
         parent_model=None,
         run=tmp_path / "run",
@@ -277,7 +277,7 @@ def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(mode
 
 KILLED = """
 import os, signal, sys; from pathlib import Path; from types import SimpleNamespace
-from scripts.backends.merge import merge_weights; from scripts.backends.merge.merging import MergeConfig
+from scripts.backends.merge import merge_weights; from scripts.backends.merge.merging import MergeSettings
 from scripts.stage.training_folder import TrainingFolder
 run, a, b, shards = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 save, written = merge_weights.save_file, []
@@ -287,7 +287,7 @@ def saved(*arguments, **options):
     if len(written) == shards:
         os.kill(os.getpid(), signal.SIGKILL)
 merge_weights.save_file = saved
-config = MergeConfig.model_validate({"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}})
+config = MergeSettings.of_config({"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}})
 roles = {"merge.a": a, "merge.b": b}
 training = TrainingFolder(run)
 job = SimpleNamespace(stage="soup", config=config, roles=roles, parent_model=None, run=run, training=training, threads=1)

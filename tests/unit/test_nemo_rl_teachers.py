@@ -22,9 +22,8 @@ from scripts.backends.nemo_rl.command import driver_command, hydra_overrides
 from scripts.backends.nemo_rl.export import name_head
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.nemo_rl.settings import NemoRlSettings
+from scripts.backends.nemo_rl.settings import DRIVERS, NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
-from scripts.backends.nemo_rl.training import DRIVERS
 from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
 from scripts.files import write_json

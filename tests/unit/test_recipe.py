@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from docs.schema import derived_files, schema_text
 from scripts.backends.trl.algorithm import PACKAGES
 from scripts.errors import UserError
+from scripts.recipe.effect import Effect
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.recipe import STAGES
@@ -243,4 +244,4 @@ def test_the_settings_that_change_no_weight_are_these():
 
 def without_effect(settings: type[StageSettings]) -> set[str]:
     """The settings of a stage that its resolved config lacks."""
-    return {*settings.model_fields} - {*settings.config_model.model_fields}
+    return {name for name, mark in settings.effects.items() if mark is Effect.NONE}

@@ -6,8 +6,7 @@ import pytest
 
 from scripts.backends.nemo_rl.checks.context import ABSENT, value_of
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.settings import NemoRlSettings
-from scripts.backends.nemo_rl.training import ROLLOUTS
+from scripts.backends.nemo_rl.settings import ROLLOUTS, NemoRlSettings
 from tests.conftest import ROOT
 from tests.production import PRODUCTION, stages_of, stated, whole_recipe
 

@@ -4,17 +4,22 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 
-from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
+from scripts.recipe.effect import WithoutEffect
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.strict import Name
 
 
-class LightTraining(Training):
-    """Steps of `batch` rows."""
+class LightSettings(StageSettings):
+    """A stage of steps of `batch` rows."""
+
+    is_converted: ClassVar[bool] = True  # so that no held-out scores are taken, which need transformers
+    ROLES = ("teachers",)
 
     backend: Literal["light"]
     algorithm: Literal["sft"]
     steps: PositiveInt
     batch: PositiveInt
+    teachers: WithoutEffect[dict[Name, Name]] = Field({})
 
     @property
     def rows_per_step(self) -> int:
@@ -29,20 +34,6 @@ class LightTraining(Training):
     def planned_step(self, train_rows: int | None) -> int:
         """As many as the recipe says."""
         return self.steps
-
-
-class LightConfig(TrainingConfig, LightTraining):
-    """The resolved config."""
-
-
-class LightSettings(StageSettings, LightTraining):
-    """A stage of a recipe."""
-
-    is_converted: ClassVar[bool] = True  # so that no held-out scores are taken, which need transformers
-    ROLES = ("teachers",)
-    teachers: dict[Name, Name] = Field({})
-
-    config_model: ClassVar[type[TrainingConfig]] = LightConfig
 
     def release_in(self, release: str | None) -> dict[str, str]:
         """It is pinned to nothing."""

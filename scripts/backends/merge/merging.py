@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from scripts.model.hugging_face import tensors_of
+from scripts.recipe.effect import WithoutEffect
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.source import Share
-from scripts.recipe.stage_settings import StageSettings, Surroundings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings, Surroundings
 from scripts.recipe.strict import Name, Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import ChatFormat
@@ -41,14 +42,18 @@ class Merging(Strict):
         return self.merge_method not in ("linear", "slerp")
 
 
-class MergeTraining(Training):
-    """A merge: step 1 of a stage without rows."""
+class MergeSettings(StageSettings):
+    """A stage that merges exports of one shape."""
+
+    is_rewarded_here = False
+    ROLES: ClassVar[tuple[str, ...]] = ("merge",)
 
     backend: Literal["trl"] = "trl"
     algorithm: Literal["merge"]
     merge: dict[Name, Share] = Field(min_length=2)
     """Shares by start. The first in the alphabet gives config, tokenizer and types of weights."""
     merging: Merging = Merging()
+    blend: WithoutEffect[None] = None
 
     kind: ClassVar[None] = None
     rows_per_step: ClassVar[int] = 0
@@ -63,7 +68,7 @@ class MergeTraining(Training):
         return merge
 
     @model_validator(mode="after")
-    def _arc_has_two_ends(self) -> "MergeTraining":
+    def _arc_has_two_ends(self) -> "MergeSettings":
         if self.merging.merge_method == "slerp" and len(self.merge) != 2:
             raise invalid(f"slerp merges two parts, not {len(self.merge)}; take linear, or merge merges")
         return self
@@ -81,20 +86,6 @@ class MergeTraining(Training):
     def planned_step(self, train_rows: int | None) -> int:
         """The step of the merged weights."""
         return 1
-
-
-class MergeConfig(TrainingConfig, MergeTraining):
-    """The resolved config of a merge."""
-
-
-class MergeSettings(StageSettings, MergeTraining):
-    """A stage that merges exports of one shape."""
-
-    config_model = MergeConfig
-    is_rewarded_here = False
-    ROLES: ClassVar[tuple[str, ...]] = ("merge",)
-
-    blend: None = None
 
     @property
     def before(self) -> str | None:

@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from scripts.backends.nemo_rl.training import NemoRlConfig
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.protocol import TrainingJob
 from scripts.errors import UserError
 from scripts.files import describe_files, link_or_copy, read_json, replace_directory, write_json, write_text
@@ -130,7 +130,7 @@ def pass_over_newer(training: TrainingFolder, resume_from: Path | None) -> None:
             _set_aside(path, "passed_over")
 
 
-def lay_in(training: TrainingFolder, parent: Checkpoint, config: NemoRlConfig) -> Checkpoint:
+def lay_in(training: TrainingFolder, parent: Checkpoint, config: NemoRlSettings) -> Checkpoint:
     """Make the parent's checkpoint one of this run, by hard links; return it.
 
     `current_step` counts an epoch's steps, or all steps where training is asynchronous.
@@ -151,7 +151,7 @@ def lay_in(training: TrainingFolder, parent: Checkpoint, config: NemoRlConfig) -
 
 
 def reach_of(
-    config: NemoRlConfig, training: TrainingFolder, checkpoint: Checkpoint | None, planned: int, rows: int
+    config: NemoRlSettings, training: TrainingFolder, checkpoint: Checkpoint | None, planned: int, rows: int
 ) -> Reach:
     """Return the step an attempt reaches from a checkpoint (None: fresh), as noted or by the checkpoint's files.
 

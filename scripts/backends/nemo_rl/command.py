@@ -19,8 +19,9 @@ from typing import Any
 
 import httpx2
 
+from scripts.backends.nemo_rl.judges import Judge
 from scripts.backends.nemo_rl.runtime import Runtime, mark_check
-from scripts.backends.nemo_rl.training import ROUTING, Judge
+from scripts.backends.nemo_rl.settings import ROUTING
 from scripts.errors import UserError
 from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.training import NemoRlTraining
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.tokens import load_here
 from scripts.errors import UserError
 from scripts.files import open_atomically
@@ -42,7 +42,7 @@ def write_rows(split: Path, output: Path) -> None:
             file.write(json.dumps(as_read(row), ensure_ascii=False).encode() + b"\n")
 
 
-def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> list[tuple[str, str]]:
+def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlSettings) -> list[tuple[str, str]]:
     """Return role and text of each message of a row; UserError at `place` for a conversation trained on otherwise.
 
     Where the chat template prints a message otherwise once another follows, NeMo-RL would train on both texts.
@@ -74,7 +74,7 @@ def chunks_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrai
     return chunks
 
 
-def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTraining) -> Parts:
+def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlSettings) -> Parts:
     """Return name, learnt or not, and tokens of each message of a row of text; nothing of a long row is learnt."""
     tokenizer, parts = tokenizer_of(processor), []
     chunks = chunks_of(row, place, processor, stage)
@@ -91,7 +91,7 @@ def parts_of(row: dict[str, Any], place: str, processor: Any, stage: NemoRlTrain
     return [(role, is_learnt and is_whole, ids) for role, is_learnt, ids in parts]
 
 
-def check_marks(messages: list[dict[str, Any]], stage: NemoRlTraining) -> None:
+def check_marks(messages: list[dict[str, Any]], stage: NemoRlSettings) -> None:
     """Raise UserError for a message marked (weight, train) otherwise than NeMo-RL learns, which reads no marks."""
     learns_last = bool(stage.sft.get("only_unmask_final"))
     for place, message in enumerate(messages):
@@ -138,7 +138,7 @@ class MisreadOf(BlockMeasure[Misread]):
     code: ClassVar = (__file__,)
 
     chat_format: ChatFormat
-    stage: NemoRlTraining
+    stage: NemoRlSettings
     preserves: bool
 
     @property

@@ -1,19 +1,47 @@
-"""Settings of backend `nemo_rl`: the stages and their nodes."""
+"""Settings of backend `nemo_rl`: a config of NeMo-RL's, the recipe's settings over the config, and the nodes.
+
+``sft``, ``grpo``, ``dpo``, ``mpo``, ``rm``, ``loss_fn``, ``policy``, ``teacher``, ``data``, ``env`` and ``logger`` have
+NeMo-RL's keys and reach the driver unchanged, and ``distillation`` without `ROUTING`.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
+from scripts.backends.nemo_rl.judges import Judge, JudgeName
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
-from scripts.backends.nemo_rl.training import ROUTING, Judge, JudgeModel, JudgeName, NemoRlConfig, NemoRlTraining
 from scripts.errors import UserError
 from scripts.files import sha256_file
+from scripts.recipe.effect import Fact, Later, NeededInRecipe, WithoutEffect
 from scripts.recipe.expand import Start
 from scripts.recipe.model import PretrainedModel, RandomModel
-from scripts.recipe.stage_settings import StageSettings, Surroundings, Teaching
+from scripts.recipe.sampling import OWN
+from scripts.recipe.stage_settings import PLACE_IN_ROWS, ROWS_LEFT_OUT, StageSettings, Surroundings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
+
+PREFETCHED_STEPS = 2
+ROLLOUTS = ("grpo", "distillation")
+"""Loops that sample responses to a row."""
+ROUTING = ("of", "default")
+"""Keys of ``distillation`` that NeMo-RL does not have."""
+DRIVERS = {
+    "sft": ("run_sft.py", "run_vlm_sft.py"),
+    "distillation": ("run_grpo_nemo_gym.py", "run_distillation.py", "run_distillation_nemo_gym.py"),
+    "reward": ("run_rm.py",),
+}
+FITTING = {
+    None: ("sft", "distillation"),
+    "pairs": ("dpo", "mpo", "reward"),
+    "verifier": ("grpo", "distillation"),
+    "judge": ("grpo", "distillation"),
+}
+"""Algorithms by the origin of the reward."""
+READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
+"""Defaults of ``data`` in NeMo-RL's sft.yaml: how SFT tokenizes a conversation."""
+PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""NeMo-RL's template for ``chat_template: null``."""
 
 
 class NemoRlCluster(Strict):
@@ -28,31 +56,156 @@ class NemoRlCluster(Strict):
     """Of num_nodes, those of each distinct teacher, where each row is taught by its environment's (MOPD)."""
 
 
-class NemoRlSettings(StageSettings, NemoRlTraining):
+class FirstModel(Strict):
+    """The model of a stage without a parent."""
+
+    name: str
+    revision: str | None = None
+
+
+class NemoRlSettings(StageSettings):
     """A stage that NeMo-RL trains."""
 
     gone: ClassVar = {
         "pretrained_checkpoint": "leave it out; the stage starts from its parent's export in Hugging Face's format"
     }
-
-    config_model = NemoRlConfig
-    ADDED: ClassVar = ("rm", "distillation", "on_policy_distillation", "teacher", "judges")
-    """Sections of which earlier identities know nothing; left out where empty."""
     ROLES: ClassVar[tuple[str, ...]] = ("teachers",)
     default_seed = None
     is_converted = True
     is_rewarded_here = False
     site_sets_nodes = False
+    amending: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("loss_fn", "env", "environment", "judges", "grpo", "distillation", "dpo", "mpo"), ""),
+        "max_num_steps": "",
+        **dict.fromkeys(("grpo.num_prompts_per_step", "distillation.num_prompts_per_step"), PLACE_IN_ROWS),
+        **dict.fromkeys(("grpo.num_generations_per_prompt", "distillation.num_generations_per_prompt"), PLACE_IN_ROWS),
+        "grpo.async_grpo": PLACE_IN_ROWS,
+        "grpo.seed": "the order of the rows and all random numbers follow from it",
+        "policy": "NeMo-RL takes model, optimizer and schedule with their settings from the checkpoint",
+        "policy.train_global_batch_size": PLACE_IN_ROWS,
+        "policy.max_total_sequence_length": ROWS_LEFT_OUT,
+        "data": "the rows would be other ones, or come in another order",
+        "overrides": "an override may change anything; name the setting in its own section",
+    }
 
-    image: str = Field("train", description="The container, by its name in the release or the site.")
-    cluster: NemoRlCluster
-    logger: dict[str, Any] = Field({})
-    teachers: dict[Name, Start] = Field({})
-    """The start of each teacher by its role, for distillation."""
-    judges: dict[JudgeName, Judge] = Field({})
+    backend: Literal["nemo_rl"]
+    algorithm: Literal["sft", "grpo", "dpo", "mpo", "distillation", "reward"]
+    reward: Literal["verifier", "judge", "pairs"] | None = None
+    """Where the reward comes from; none, and only there: SFT, and distillation, which may have rewards to look at."""
+    config: str = Field(description="The config's path in NeMo-RL's checkout.")
+    entry: str = Field("examples/nemo_gym/run_grpo_nemo_gym.py", description="The driver's path in the checkout.")
+    max_num_steps: PositiveInt | None = None
+    """The planned step; none: as many as the training rows are enough for."""
+    sft: dict[str, Any] = Field({})
+    grpo: dict[str, Any] = Field({})
+    dpo: dict[str, Any] = Field({})
+    mpo: dict[str, Any] = Field({})
+    rm: Later[dict[str, Any]] = Field({})
+    distillation: Later[dict[str, Any]] = Field(
+        {}, description="The teacher's role by environment (of), that of all others (default), and NeMo-RL's keys."
+    )
+    on_policy_distillation: Later[dict[str, Any]] = Field({})
+    teacher: Later[dict[str, Any]] = Field(
+        {}, description="Settings of the teacher, as policy's, for run_distillation.py."
+    )
+    loss_fn: dict[str, Any] = Field({})
+    policy: dict[str, Any] = Field({})
+    data: dict[str, Any] = Field({})
+    env: dict[str, Any] = Field({})
+    add: dict[str, Any] = Field({}, description="Settings like those above that the release's config does not have.")
+    judges: Later[dict[JudgeName, Judge]] = Field({})
     """Judges outside the Ray cluster, by names of your own. No GPU tried them. (Gym's own take cluster.judge_nodes.)"""
-    launcher: str | None = None
+    sandbox: bool = Field(False, description="A sandbox container beside every node's, for code and Lean.")
+    sif: bool = Field(False, description="The rows run in containers of their own (site's nemo_rl.sif).")
+    environment: dict[str, str] = Field({}, description="Variables of the driver. No secrets.")
+    overrides: list[str] = Field([], description="Further Hydra overrides; they come last and win.")
+    image: WithoutEffect[str] = Field("train", description="The container, by its name in the release or the site.")
+    cluster: NeededInRecipe[NemoRlCluster] = None
+    logger: WithoutEffect[dict[str, Any]] = Field({})
+    teachers: WithoutEffect[dict[Name, Start]] = Field({})
+    """The start of each teacher by its role, for distillation."""
+    launcher: WithoutEffect[str | None] = None
     """A launcher of upstream's by its name in the release: the driver gets its variables."""
+    model: Fact[FirstModel | None] = None
+    mtp: Fact[bool] = False
+    """A setting of earlier recipes, which stays in identities."""
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """Return the recipe's ``policy.tokenizer``."""
+        added = self.add.get("policy", {}).get("tokenizer", {})
+        return {**(self.policy.get("tokenizer") or {}), **(added or {})}
+
+    @property
+    def chat_template(self) -> str | None:
+        """Return the recipe's chat template: a path (.jinja) or the text; None for the tokenizer's."""
+        named = self.tokenizer.get("chat_template", OWN)
+        if named is None:
+            return PASSTHROUGH
+        return None if named.lower() == OWN else named
+
+    @property
+    def reads(self) -> dict[str, bool]:
+        """Return SFT's options of beginnings and ends: the recipe's ``data`` over `READS`."""
+        return {name: self.data.get(name, value) for name, value in READS.items()}
+
+    @property
+    def loop(self) -> str:
+        """Return NeMo-RL's name of the training loop, that of the loop's section."""
+        if self.algorithm == "distillation" and "grpo" in self.entry:
+            return "grpo"
+        return "rm" if self.algorithm == "reward" else self.algorithm
+
+    @property
+    def section(self) -> Any:
+        """Return the settings of the training loop."""
+        return getattr(self, self.loop)
+
+    @property
+    def routes(self) -> bool:
+        """Return whether each row is taught by the teacher of its environment (MOPD), or all by one."""
+        return self.algorithm == "distillation" and self.loop == "grpo"
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return the training rows of one step."""
+        if self.loop in ROLLOUTS:
+            return self.section["num_prompts_per_step"]
+        return self.policy["train_global_batch_size"]
+
+    @property
+    def max_length(self) -> int:
+        """Return the most tokens of prompt and response together."""
+        return self.policy["max_total_sequence_length"]
+
+    @property
+    def longest_row(self) -> int:
+        """Return the most tokens of a row; SFT masks a row of full length."""
+        return self.max_length - (self.algorithm == "sft")
+
+    @property
+    def samples_per_step(self) -> int:
+        """Return the training rows of one step, or the completions sampled for the rows."""
+        return self.rows_per_step * (self.section["num_generations_per_prompt"] if self.loop in ROLLOUTS else 1)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Return whether rollouts are generated during training, in one pass over the data."""
+        return bool(self.grpo.get("async_grpo", {}).get("enabled", False))
+
+    def planned_step(self, train_rows: int | None) -> int | None:
+        """Return the step at which the stage is done; None where the rows are unknown.
+
+        By default ``max_num_epochs`` passes over the training rows, without partial batches. Asynchronous training
+        generates ahead and waits for ever at the end of the data, so the planned step lies two steps before the end;
+        a resumed training may end earlier (scripts.stage.progress).
+        """
+        if self.max_num_steps is not None or train_rows is None:
+            return self.max_num_steps
+        batches = train_rows // self.rows_per_step
+        if self.is_asynchronous:
+            return max(0, batches - PREFETCHED_STEPS)
+        return batches * self.section.get("max_num_epochs", 1)
 
     def release_in(self, release: str | None) -> dict[str, str]:
         """Return name and commit of the release."""
@@ -61,10 +214,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
-        with_effect = {*JudgeModel.model_fields}
-        values["judges"] = {name: judge.model_dump(include=with_effect) for name, judge in self.judges.items()}
-        for name in (*(["sft"] if self.algorithm != "sft" else []), *(key for key in self.ADDED if not values[key])):
-            del values[name]
+        if self.algorithm != "sft":
+            del values["sft"]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
             values["template_sha256"] = sha256_file(Path(self.chat_template))
         return values
@@ -137,12 +288,16 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
         """Return the nodes of all distinct teachers; the same start in two roles is one teacher."""
         return self.cluster.teacher_nodes * len({self.teachers[role] for role in self.taught_by})
 
-    @model_validator(mode="after")
-    def _teachers_teach(self) -> "NemoRlSettings":
+    def _refuse_misfits(self) -> None:
+        self._fits_its_algorithm()
+        self._teachers_teach()
+        self._judges_are_asked_and_nodes_add_up()
+
+    def _teachers_teach(self) -> None:
         if self.algorithm != "distillation":
             if self.teachers or self.cluster.teacher_nodes:
                 raise invalid(f"{self.algorithm} has no teachers; leave teachers and cluster.teacher_nodes out")
-            return self
+            return
         if not self.teachers:
             raise invalid("teachers is missing: name the stage or model of each teacher by a role")
         if unknown := sorted(self.taught_by - self.teachers.keys()):
@@ -160,10 +315,8 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
                 if self.routes
                 else "cluster.teacher_nodes: the teacher shares the student's nodes; leave it out"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _judges_are_asked_and_nodes_add_up(self) -> "NemoRlSettings":
+    def _judges_are_asked_and_nodes_add_up(self) -> None:
         if self.judges and "nemo_gym" not in self.entry:
             raise invalid(f"judges: {self.entry} asks no server of NeMo-Gym; leave judges out")
         servers = [judge.server for judge in self.judges.values()]
@@ -174,7 +327,45 @@ class NemoRlSettings(StageSettings, NemoRlTraining):
             raise invalid(f"cluster.{kinds} no node to train on")
         if self.resources.nodes != 1:
             raise invalid("resources.nodes follows from cluster here; leave it out")
-        return self
+
+    def _fits_its_algorithm(self) -> None:
+        if self.reward is None and self.algorithm not in FITTING[None]:
+            raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
+        if self.algorithm not in FITTING[self.reward]:
+            raise invalid(
+                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo, mpo "
+                "or reward; a deterministic check (verifier) or a judge is for grpo or distillation; sft has none"
+            )
+        if (drivers := DRIVERS.get(self.algorithm)) and self.entry.rpartition("/")[2] not in drivers:
+            raise invalid(f"entry must end in {' or '.join(drivers)} to train {self.algorithm}, not {self.entry}")
+        needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
+        if self.loop in ROLLOUTS:
+            needed += [(self.loop, "num_prompts_per_step"), (self.loop, "num_generations_per_prompt")]
+        for section, key in needed:
+            if not isinstance(value := getattr(self, section).get(key), int) or value <= 0:
+                raise invalid(f"{section}.{key} must be stated" + f", above 0, not {value}" * (value is not None))
+        try:
+            _, loss = (self.chat_template, self.is_asynchronous), self.loss_fn | self.add.get("loss_fn", {})
+        except (AttributeError, TypeError):
+            raise invalid("add, policy.tokenizer and grpo.async_grpo hold settings, chat_template a text") from None
+        of, default = self.distillation.get("of", {}), self.distillation.get("default")
+        if not isinstance(of, dict) or not all(isinstance(role, str) for role in (*of.values(), default or "")):
+            raise invalid("distillation.of names a role for each environment, and distillation.default one role")
+        if self.routes and not self.is_asynchronous:
+            raise invalid("grpo.async_grpo.enabled must be true: NeMo-RL asks teachers during asynchronous training")
+        if self.loop not in ROLLOUTS:
+            return
+        product, batch = self.samples_per_step, self.policy["train_global_batch_size"]
+        if loss.get("force_on_policy_ratio") and batch != product:
+            raise invalid(
+                f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
+                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product}"
+            )
+        if product % batch:
+            raise invalid(
+                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
+                f"policy.train_global_batch_size, {batch}"
+            )
 
 
 STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo", "distillation", "reward"), NemoRlSettings)

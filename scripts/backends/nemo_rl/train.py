@@ -33,7 +33,7 @@ from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, cause_of, data_ended, refused_container, step_logs
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.runtime import Runtime, clear, container_environment, mark_of
-from scripts.backends.nemo_rl.training import ROLLOUTS
+from scripts.backends.nemo_rl.settings import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError, warn
 from scripts.evaluate.gate import refuse_divergence

@@ -1,24 +1,17 @@
-"""The common part of the algorithms: a policy's settings, and `TrlTraining`, with a config and settings for each."""
+"""The common part of the algorithms: a policy's settings, and `TrlSettings`, of which each algorithm is a subclass."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from scripts.errors import UserError
+from scripts.recipe.effect import Fact, Later, WithoutEffect
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import OWN, Tokenizer
 from scripts.recipe.source import Share
-from scripts.recipe.stage_settings import (
-    BY_OTHER_SHAPE,
-    PLACE_IN_ROWS,
-    ROWS_LEFT_OUT,
-    StageSettings,
-    Surroundings,
-    Training,
-    TrainingConfig,
-)
+from scripts.recipe.stage_settings import BY_OTHER_SHAPE, PLACE_IN_ROWS, ROWS_LEFT_OUT, StageSettings, Surroundings
 from scripts.recipe.strict import Strict, invalid
 from scripts.recipe.yaml_file import pinned_versions
 from scripts.rows.chat_format import read_template
@@ -30,19 +23,17 @@ LARGEST_RATE = 0.1
 class Optimizer(Strict):
     """AdamW; the rate rises linearly over the warm-up steps, then follows the schedule."""
 
-    ADDED = ("lr_warmup_init", "name")
-
     lr: PositiveFloat
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """After the warm-up; cosine and linear end at 0."""
     lr_warmup_iters: NonNegativeInt = 0
-    lr_warmup_init: NonNegativeFloat | None = None
+    lr_warmup_init: Later[NonNegativeFloat | None] = None
     """The first step's rate in a warm-up; none: lr / lr_warmup_iters, and 0 as it was before."""
     weight_decay: NonNegativeFloat = 0.0
     adam_beta1: Share = 0.9
     adam_beta2: Share = 0.999
     clip_grad: PositiveFloat = 1.0
-    name: Literal["adamw_torch", "adamw_torch_fused"] = "adamw_torch_fused"
+    name: Later[Literal["adamw_torch", "adamw_torch_fused"]] = "adamw_torch_fused"
 
 
 class Lora(Strict):
@@ -86,20 +77,17 @@ class Dtensor(Strict):
 class Policy(Strict):
     """Settings of every algorithm's policy."""
 
-    PLACING = ("train_micro_batch_size", "dtensor_cfg")
-    ADDED = ("precision", "attn_implementation", "lora", "tokenizer", "truncation_mode", "skip_padding")
-
     max_total_sequence_length: PositiveInt = Field(description="Tokens of prompt and response together.")
-    train_micro_batch_size: PositiveInt | None = None
+    train_micro_batch_size: WithoutEffect[PositiveInt | None] = None
     """Rows of a process at once; none: the process's whole share of a batch."""
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Later[Literal["float32", "bfloat16"]] = "float32"
     """Of the computation; trained weights stay in float32."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None = None
+    attn_implementation: Later[Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] | None] = None
     """None: transformers' choice for the model; flash_attention needs a GPU (not tried on a GPU)."""
-    dtensor_cfg: Dtensor = Dtensor()
-    lora: Lora | None = Field(None, description="None: all weights are trained.")
-    tokenizer: Tokenizer = Tokenizer()
-    skip_padding: bool = False
+    dtensor_cfg: WithoutEffect[Dtensor] = Dtensor()
+    lora: Later[Lora | None] = Field(None, description="None: all weights are trained.")
+    tokenizer: Later[Tokenizer] = Tokenizer()
+    skip_padding: Later[bool] = False
     """Compute nothing for padding, ended responses and tokens without loss: the same losses but for rounding."""
     optimizer: Optimizer
 
@@ -107,18 +95,19 @@ class Policy(Strict):
 class TrainingData(Strict):
     """How a stage takes the rows of its training split."""
 
-    ADDED = ("shuffle",)
-
-    shuffle: bool = False
+    shuffle: Later[bool] = False
     """Take the rows of every epoch in an order of its own, drawn from the stage's seed; false: in file order."""
 
 
-class TrlTraining(Training):
+class TrlSettings(StageSettings):
     """Settings and derived numbers of every algorithm."""
 
-    backend: Literal["trl"] = "trl"
-    data: TrainingData = TrainingData()
+    READS = ("template_date",)
+    takes_model = True
+
+    data: Later[TrainingData] = TrainingData()
     policy: Policy
+    model: Fact[RandomModel | None] = None
 
     metrics: ClassVar[dict[str, str]] = {
         "loss": "loss",
@@ -189,29 +178,6 @@ class TrlTraining(Training):
         """The last step of the stage, whatever the rows."""
         return self.section.max_num_steps
 
-
-class TrlConfig(TrainingConfig):
-    """The resolved config of a stage; `model` is None for a stage with a parent."""
-
-    model: RandomModel | None = None
-
-
-class TrlSettings(StageSettings):
-    """Settings of every stage; a subclass of these and a training has a resolved config of that training."""
-
-    ADDED = ("data", "stop_when")
-    READS = ("template_date",)
-    takes_model = True
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **more: Any) -> None:
-        """Make the model of the resolved config, of the same training."""
-        super().__pydantic_init_subclass__(**more)
-        if trainings := [base for base in cls.__bases__ if not issubclass(base, StageSettings)]:
-            name = cls.__name__.replace("Settings", "Config")
-            cls.config_model = create_model(name, __base__=(TrlConfig, *trainings), __module__=cls.__module__)
-            cls.config_model.__qualname__ = f"{cls.__name__}.config_model"  # by which pickle finds it
-
     def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt."""
         return pinned_versions("trl", self.packages)
@@ -233,7 +199,6 @@ class TrlSettings(StageSettings):
         values = super().values_with_effect()
         if self.chat_template is not None:
             values["policy"]["tokenizer"]["chat_template"] = read_template(self.chat_template)
-        leave_out(values, self)
         optimizer, settings = values["policy"]["optimizer"], self.policy.optimizer
         first = optimizer.pop("lr_warmup_init", settings.lr / max(1, settings.lr_warmup_iters))
         if settings.lr_warmup_iters and first:  # a config without the key, as of earlier versions, starts at 0
@@ -285,13 +250,3 @@ class TrlSettings(StageSettings):
             never = "so the rate never reaches lr"
             found.append(f"policy.optimizer.lr_warmup_iters is {optimizer.lr_warmup_iters} of {steps} steps, {never}")
         return found
-
-
-def leave_out(values: dict[str, Any], settings: Strict) -> None:
-    """Remove from the values of settings, sections included, `PLACING`, and of `ADDED` whatever is the default."""
-    added = {*settings.ADDED} - settings.model_dump(exclude_defaults=True).keys()
-    for name in values.keys() & {*settings.PLACING, *added}:
-        del values[name]
-    for name, value in values.items():
-        if isinstance(section := getattr(settings, name), Strict):
-            leave_out(value, section)

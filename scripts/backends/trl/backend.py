@@ -37,7 +37,7 @@ from scripts.files import check_readable, describe_files, read_json, sha256_file
 from scripts.processes import share_cores
 from scripts.recipe.resolve import own_environments
 from scripts.recipe.site import GYM_PYTHON, Site
-from scripts.recipe.stage_settings import TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.records import CheckpointRecord, Reach, ShownRow, read_record
 from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import (
@@ -157,7 +157,7 @@ class Trl(Backend):
             train_apart(job, partial(in_processes, job) if job.nodes == 1 else partial(on_cluster, job, allocation))
 
     def reach_of(
-        self, config: TrainingConfig, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
+        self, config: StageSettings, training: TrainingFolder, newest: Checkpoint | None, planned: int, rows: int
     ) -> Reach:
         """How far an attempt gets: to the planned step, or to where `stop_when` ended the training."""
         ending = ending_in(training, config.stopping, planned, newest.step if newest else 0)

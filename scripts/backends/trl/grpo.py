@@ -4,8 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.on_policy import RolloutPolicy, RolloutSettings, RolloutTraining
+from scripts.backends.trl.on_policy import PromptData, RolloutPolicy, RolloutSettings
 from scripts.recipe.criteria import Criterion
+from scripts.recipe.effect import Later, WithoutEffect
 from scripts.recipe.expand import Start
 from scripts.recipe.gym_release import JUDGES_GONE, Gym, GymServer, ServerName, check_gym
 from scripts.recipe.stage_settings import Probe, Surroundings
@@ -17,6 +18,8 @@ UNJUDGED = "rewards/unjudged"
 UNFINISHED = "rewards/unfinished_thoughts"
 ROLLOUT_SECONDS, REWARD_SECONDS = "timing/rollouts", "timing/rewards"
 REWARD_MODEL = "reward_model"
+OF_TWO_REWARDS = ("reward_weights", "multi_objective_aggregation")
+"""Settings of `Grpo` for a stage whose rollouts a reward model rewards too."""
 MISMATCH = ("token_mult_prob_error", "gen_kl_error", "sampling_importance_ratio")
 
 
@@ -40,8 +43,6 @@ class RewardWeights(Strict):
 class Grpo(Strict):
     """Group relative policy optimisation (arXiv:2402.03300), token-level loss (DAPO, arXiv:2503.14476)."""
 
-    ADDED = ("reward_weights", "multi_objective_aggregation")
-
     num_prompts_per_step: PositiveInt
     num_generations_per_prompt: int = Field(ge=2)
     max_num_steps: PositiveInt
@@ -49,8 +50,8 @@ class Grpo(Strict):
     normalize_rewards: bool = Field(True, description="Divide a group's advantages by the group's standard deviation.")
     use_leave_one_out_baseline: bool = False
     """Measure a response by the rest of the group (arXiv:2402.14740)."""
-    reward_weights: RewardWeights = RewardWeights()
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    reward_weights: Later[RewardWeights] = RewardWeights()
+    multi_objective_aggregation: Later[Literal["sum_then_normalize", "normalize_then_sum"]] = "sum_then_normalize"
     """Of two rewards; normalize_then_sum: compare each within its group first (GDPO, arXiv:2601.05242)."""
 
     @model_validator(mode="after")
@@ -93,10 +94,15 @@ class GrpoLoss(Strict):
         return self
 
 
-class GrpoTraining(RolloutTraining):
-    """Reinforcement learning."""
+class GrpoSettings(RolloutSettings):
+    """A stage of reinforcement learning."""
 
-    metrics = RolloutTraining.metrics | {
+    gone = JUDGES_GONE
+
+    READS = ("template_date", "thoughts")
+    ROLES = (REWARD_MODEL,)
+
+    metrics = RolloutSettings.metrics | {
         "reward": "reward_mean",
         "reward_std": "reward_std",
         "frac_reward_zero_std": "zero_variance_share",
@@ -113,7 +119,15 @@ class GrpoTraining(RolloutTraining):
     grpo: Grpo
     loss_fn: GrpoLoss = GrpoLoss()
     policy: GrpoPolicy
-    gym: Gym | None = Field(None, description="None: the verifiers here reward the rows.")
+    data: Later[PromptData] = PromptData()
+    gym: Later[Gym | None] = Field(None, description="None: the verifiers here reward the rows.")
+    reward_model: WithoutEffect[Start | None] = Field(
+        None, description="A stage of algorithm reward that rewards the rollouts."
+    )
+    gym_servers: WithoutEffect[dict[ServerName, GymServer]] = Field(
+        {}, description="How Gym's servers are reached, by name."
+    )
+    probe: WithoutEffect[Probe] = Probe()
 
     @property
     def samples_per_step(self) -> int:
@@ -140,30 +154,6 @@ class GrpoTraining(RolloutTraining):
         """The batch of an update, and the prompts of a step, rewarded in whole groups."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size} | super().shared_by_processes
 
-    @model_validator(mode="after")
-    def _batches_add_up(self) -> "GrpoTraining":
-        stated = self.policy.train_global_batch_size
-        if stated is not None and self.samples_per_step % stated:
-            raise invalid(
-                f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
-                f"{self.samples_per_step} is no multiple of it; leave it out for one update a step"
-            )
-        return self
-
-
-class GrpoSettings(RolloutSettings, GrpoTraining):
-    """A stage of reinforcement learning."""
-
-    ADDED = ("gym", "data")
-    READS = ("template_date", "thoughts")
-    ROLES = (REWARD_MODEL,)
-
-    gone = JUDGES_GONE
-
-    reward_model: Start | None = Field(None, description="A stage of algorithm reward that rewards the rollouts.")
-    gym_servers: dict[ServerName, GymServer] = Field({}, description="How Gym's servers are reached, by name.")
-    probe: Probe = Probe()
-
     @property
     def running_gate(self) -> list[Criterion]:
         """Return the criteria; no default bound on the KL to vLLM's probabilities where those are renormalized."""
@@ -189,11 +179,15 @@ class GrpoSettings(RolloutSettings, GrpoTraining):
             says = f"{self.reward_model} answers prompts; name a stage of algorithm reward"
             raise invalid(says, f"{around.at}.{REWARD_MODEL}")
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> "GrpoSettings":
+    def _refuse_misfits(self) -> None:
+        stated = self.policy.train_global_batch_size
+        if stated is not None and self.samples_per_step % stated:
+            raise invalid(
+                f"policy.train_global_batch_size is {stated}, but num_prompts_per_step x num_generations_per_prompt = "
+                f"{self.samples_per_step} is no multiple of it; leave it out for one update a step"
+            )
         check_gym(self.gym, self.gym_servers)
-        if self.reward_model is None and self.grpo.model_dump(include={*Grpo.ADDED}, exclude_defaults=True):
-            raise invalid(f"grpo.{' and grpo.'.join(Grpo.ADDED)} are for a stage with a reward_model")
+        if self.reward_model is None and self.grpo.model_dump(include={*OF_TWO_REWARDS}, exclude_defaults=True):
+            raise invalid(f"grpo.{' and grpo.'.join(OF_TWO_REWARDS)} are for a stage with a reward_model")
         if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
             raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
-        return self

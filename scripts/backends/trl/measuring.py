@@ -31,7 +31,7 @@ class MeasuringTrainer(GRPOTrainer):
     TRL measures the distance only to weight the loss by it; where the stage does not ask for that, the weight is 1.
     """
 
-    stage: grpo.GrpoTraining
+    stage: grpo.GrpoSettings
     reward_model: Path | None = None
     """The export whose scores are the last of a response's rewards; None: no reward model pays."""
     _has_warned: bool = False
@@ -146,7 +146,7 @@ def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -
 class StageReader:
     """Read the completions of a stage as its verifiers do: with the thoughts that the prompt began and their marks."""
 
-    def __init__(self, processor: Any, config: grpo.GrpoTraining) -> None:
+    def __init__(self, processor: Any, config: grpo.GrpoSettings) -> None:
         self.told = config.thoughts
         self._reader = ResponseReader(processor, self.told)
         self._processor, self._variables = processor, config.policy.tokenizer.chat_template_kwargs

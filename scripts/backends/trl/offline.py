@@ -4,7 +4,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Policy, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrlSettings
+from scripts.recipe.effect import Later, WithoutEffect
 from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.stop_when import StopWhen
 from scripts.recipe.strict import Strict, invalid
@@ -16,12 +17,16 @@ class Validated(Strict):
     Measuring changes no weight.
     """
 
-    PLACING = ("val_period", "val_batches", "val_at_start", "val_at_end")
-
-    val_period: int = Field(0, ge=-1, description="Measure the held-out rows every so many steps; 0: never between.")
-    val_batches: int = Field(-1, ge=-1, description="Batches of held-out rows, the first of the split; -1: all.")
-    val_at_start: bool = Field(True, description="Measure them before the first step.")
-    val_at_end: bool = Field(True, description="Measure them after the last step, and at checkpointing.keep_steps.")
+    val_period: WithoutEffect[int] = Field(
+        0, ge=-1, description="Measure the held-out rows every so many steps; 0: never between."
+    )
+    val_batches: WithoutEffect[int] = Field(
+        -1, ge=-1, description="Batches of held-out rows, the first of the split; -1: all."
+    )
+    val_at_start: WithoutEffect[bool] = Field(True, description="Measure them before the first step.")
+    val_at_end: WithoutEffect[bool] = Field(
+        True, description="Measure them after the last step, and at checkpointing.keep_steps."
+    )
 
     @property
     def validates(self) -> bool:
@@ -30,25 +35,22 @@ class Validated(Strict):
         return is_asked and self.val_batches != 0
 
 
-class WrittenTraining(TrlTraining):
-    """A training on written answers, whose held-out rows are measured."""
+class WrittenSettings(TrlSettings):
+    """A stage that trains on written answers, whose held-out rows are measured."""
 
-    stop_when: StopWhen | None = Field(
+    stop_when: Later[StopWhen | None] = Field(
         None, description="End early by the held-out rows, and publish the best checkpoint (docs/evaluation.md)."
     )
 
-    @model_validator(mode="after")
-    def _can_stop(self) -> "WrittenTraining":
+    def _refuse_misfits(self) -> None:
         if self.stop_when is None:
-            return self
+            return
         known = ["validation_loss", *self.figures]
         if self.stop_when.metric not in known:
             raise invalid(f"{self.algorithm} measures {', '.join(known)}, not {self.stop_when.metric}", key="stop_when")
-        period = self.stop_when.val_period or self.section.val_period
-        if period <= 0 or self.section.val_batches == 0:
+        if self.section.val_period <= 0 or self.section.val_batches == 0:
             says = f"needs {self.algorithm}.val_period, the steps between two measurements"
             raise invalid(says, key="stop_when")
-        return self
 
     @property
     def validates(self) -> bool:
@@ -72,33 +74,27 @@ class SftPolicy(Policy):
 class Sft(Validated):
     """Supervised fine-tuning on the assistant's tokens."""
 
-    ADDED = ("assistant_only_loss",)
-
     max_num_steps: PositiveInt
-    assistant_only_loss: bool = Field(
+    assistant_only_loss: Later[bool] = Field(
         False,
         description="Learn every message of the assistant; false: the last alone. Needs {% generation %} in the "
         "chat template, or rows whose tokens prove every message's begin and end.",
     )
 
 
-class SftTraining(WrittenTraining):
-    """Supervised fine-tuning."""
+class SftSettings(WrittenSettings):
+    """A stage of supervised fine-tuning."""
 
     algorithm: Literal["sft"]
     sft: Sft
     policy: SftPolicy
 
 
-class SftSettings(TrlSettings, SftTraining):
-    """A stage of supervised fine-tuning."""
-
-
 class PreferencePolicy(Policy):
     """The policy of a preference stage."""
 
     train_global_batch_size: PositiveInt = Field(description="Rows, pairs or single answers, a step.")
-    truncation_mode: Literal["keep_start"] | None = None
+    truncation_mode: Later[Literal["keep_start"] | None] = None
     """Keep the start of answers too long after their prompt; none: the row is refused."""
 
 
@@ -111,8 +107,6 @@ Loss = Literal[
 class Dpo(Validated):
     """Direct preference optimisation (arXiv:2305.18290), on pairs of answers."""
 
-    ADDED = ("loss_type", "label_smoothing")
-
     max_num_steps: PositiveInt
     reference_policy_kl_penalty: PositiveFloat = Field(0.05, description="beta: the price of leaving the parent.")
     preference_loss_weight: NonNegativeFloat = 1.0
@@ -120,8 +114,8 @@ class Dpo(Validated):
     """Of the chosen answers' negative log-likelihood, mean over their tokens."""
     preference_average_log_probs: bool = False
     """Divide an answer's log-probability by the answer's length in the preference loss."""
-    loss_type: Loss = Field("sigmoid", description="The preference loss, by TRL's name (docs/algorithms.md).")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    loss_type: Later[Loss] = Field("sigmoid", description="The preference loss, by TRL's name (docs/algorithms.md).")
+    label_smoothing: Later[float] = Field(0.0, ge=0, lt=0.5)
     """Share of pairs that are taken to be the wrong way round, of robust, exo_pair, aot and aot_unpaired."""
 
     @model_validator(mode="after")
@@ -152,14 +146,14 @@ class Mpo(Dpo):
     """Of the chosen answers' negative log-likelihood, mean over their tokens."""
 
 
-class PreferenceTraining(WrittenTraining):
+class PreferenceSettings(WrittenSettings):
     """Pairs of answers, a reference; DPO's trainer, also of MPO."""
 
     joined: ClassVar[bool] = False
     """Whether the model reads prompt and answer as one text."""
     sequences_per_row = 2
     has_reference = True
-    metrics = TrlTraining.metrics | {"rewards/accuracies": "accuracy", "rewards/margins": "margin"}
+    metrics = TrlSettings.metrics | {"rewards/accuracies": "accuracy", "rewards/margins": "margin"}
     figures = ("validation_accuracy", "validation_margin")
 
     policy: PreferencePolicy
@@ -170,26 +164,18 @@ class PreferenceTraining(WrittenTraining):
         return f"{self.algorithm} departs from a reference, which a fresh model is not"
 
 
-class DpoTraining(PreferenceTraining):
-    """Direct preference optimisation."""
+class DpoSettings(PreferenceSettings):
+    """A stage of direct preference optimisation."""
 
     algorithm: Literal["dpo"]
     dpo: Dpo
 
 
-class DpoSettings(TrlSettings, DpoTraining):
-    """A stage of direct preference optimisation."""
-
-
-class MpoTraining(PreferenceTraining):
-    """Mixed preference optimisation."""
+class MpoSettings(PreferenceSettings):
+    """A stage of mixed preference optimisation."""
 
     algorithm: Literal["mpo"]
     mpo: Mpo
-
-
-class MpoSettings(TrlSettings, MpoTraining):
-    """A stage of mixed preference optimisation."""
 
 
 class Kto(Validated):
@@ -203,18 +189,14 @@ class Kto(Validated):
     undesirable_weight: PositiveFloat = 1.0
 
 
-class KtoTraining(PreferenceTraining):
-    """Single answers with a label, a reference."""
+class KtoSettings(PreferenceSettings):
+    """A stage of KTO."""
 
     figures = ("validation_margin",)
     sequences_per_row = 1
 
     algorithm: Literal["kto"]
     kto: Kto
-
-
-class KtoSettings(TrlSettings, KtoTraining):
-    """A stage of KTO."""
 
 
 class Reward(Validated):
@@ -226,12 +208,12 @@ class Reward(Validated):
     )
 
 
-class RewardTraining(PreferenceTraining):
-    """A reward model, which reads a conversation and gives its last token's state a score."""
+class RewardSettings(PreferenceSettings):
+    """A stage that trains a reward model."""
 
     has_reference = False
     joined = True
-    metrics = TrlTraining.metrics | {"accuracy": "accuracy", "margin": "margin"}
+    metrics = TrlSettings.metrics | {"accuracy": "accuracy", "margin": "margin"}
 
     algorithm: Literal["reward"]
     reward: Reward
@@ -241,15 +223,9 @@ class RewardTraining(PreferenceTraining):
         """Say why the stage cannot start from a fresh model."""
         return "a reward model is a new head on a trained model"
 
-    @model_validator(mode="after")
-    def _trains_all_weights(self) -> "RewardTraining":
+    def _refuse_misfits(self) -> None:
         if self.policy.lora is not None:
             raise invalid("policy.lora is not for reward models, whose new head it would not train; leave it out")
-        return self
-
-
-class RewardSettings(TrlSettings, RewardTraining):
-    """A stage that trains a reward model."""
 
     def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Whether the head is new, or rows are shuffled."""

@@ -1,10 +1,11 @@
 """Settings of algorithms that train on responses sampled from the policy, and of distillation; grpo.py has GRPO's."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings
+from scripts.recipe.effect import Later, WithoutEffect
 from scripts.recipe.expand import Start
 from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
@@ -32,12 +33,9 @@ class Generation(Sampling):
         "colocated": "leave it out; vLLM samples in the training processes (enabled: true)",
     }
 
-    PLACING = ("vllm_cfg",)
-    ADDED = ("top_k", "min_p", "repetition_penalty", "stop_token_ids", "max_tool_calling_iterations")
-
-    backend: Literal["transformers", "vllm"] = "transformers"
+    backend: Later[Literal["transformers", "vllm"]] = "transformers"
     """The sampler: the trained model, or vLLM with the trained model's weights of every step."""
-    vllm_cfg: VllmEngine = VllmEngine()
+    vllm_cfg: WithoutEffect[VllmEngine] = VllmEngine()
 
     @model_validator(mode="after")
     def _fits_its_sampler(self) -> "Generation":
@@ -59,10 +57,10 @@ class PromptData(TrainingData):
     """Leave out rows with longer prompts; none: a prompt too long for the sequence is refused."""
 
 
-class RolloutTraining(TrlTraining):
-    """Training on sampled responses."""
+class RolloutSettings(TrlSettings):
+    """A stage that trains on sampled responses."""
 
-    metrics = TrlTraining.metrics | {
+    metrics = TrlSettings.metrics | {
         "completions/mean_length": "response_length_mean",
         "completions/max_length": "response_length_max",
         "completions/clipped_ratio": "truncation_rate",
@@ -109,8 +107,7 @@ class RolloutTraining(TrlTraining):
         """Tokens of a trained prompt, at most."""
         return self.data.max_input_seq_length or self.longest_prompt
 
-    @model_validator(mode="after")
-    def _leaves_room_for_prompts(self) -> "RolloutTraining":
+    def _refuse_misfits(self) -> None:
         if self.policy.generation.max_new_tokens >= self.policy.max_total_sequence_length:
             raise invalid(
                 "policy.generation.max_new_tokens leaves no room for a prompt in policy.max_total_sequence_length"
@@ -120,24 +117,10 @@ class RolloutTraining(TrlTraining):
                 "data.max_input_seq_length is more than policy.max_total_sequence_length less "
                 f"policy.generation.max_new_tokens leave, which is {self.longest_prompt}"
             )
-        return self
-
-
-class RolloutSettings(TrlSettings):
-    """A stage of training on sampled responses."""
-
-    ADDED = ()  # a distillation's config has always had `data`; GRPO's names its own additions
 
     def draws_by_seed(self, is_fresh: bool, parent: StageSettings | None = None) -> bool:
         """Responses are sampled."""
         return True
-
-    def values_with_effect(self) -> dict[str, Any]:
-        """Return the settings that may change weights; the sampler's name only where it is vLLM."""
-        values = super().values_with_effect()
-        if not self.samples_by_vllm:
-            del values["policy"]["generation"]["backend"]
-        return values
 
     def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
@@ -187,20 +170,15 @@ class DistillationLoss(Strict):
         return self
 
 
-class DistillationTraining(RolloutTraining):
-    """Distillation."""
-
-    algorithm: Literal["distillation"]
-    distillation: Distillation
-    loss_fn: DistillationLoss = DistillationLoss()
-
-
-class DistillationSettings(RolloutSettings, DistillationTraining):
+class DistillationSettings(RolloutSettings):
     """A stage of distillation."""
 
     ROLES = ("teachers",)
 
-    teachers: dict[Name, Start] = Field({}, description="The teachers' starts by role, such as stages.")
+    algorithm: Literal["distillation"]
+    distillation: Distillation
+    loss_fn: DistillationLoss = DistillationLoss()
+    teachers: WithoutEffect[dict[Name, Start]] = Field({}, description="The teachers' starts by role, such as stages.")
 
     def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""

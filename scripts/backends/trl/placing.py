@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithm import Policy, TrlConfig, TrlSettings, TrlTraining
+from scripts.backends.trl.algorithm import Policy, TrlSettings
 from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.bfloat16 import computes_bfloat16
@@ -46,7 +46,7 @@ def ranks_on(site: Site, stage: Stage) -> tuple[int, int]:
     return nodes, nodes * site.processes_on_node
 
 
-def check_shares(stage: str, config: TrlConfig, settings: TrlSettings, nodes: int, ranks: int) -> None:
+def check_shares(stage: str, config: TrlSettings, settings: TrlSettings, nodes: int, ranks: int) -> None:
     """Raise UserError where processes cannot share a step of the resolved config evenly.
 
     Every process trains equally many rows; the completions of a prompt, rewarded together, stay together.
@@ -88,7 +88,7 @@ OUT_OF_MEMORY = (
 
 
 def estimate(
-    shape: Shape, training: TrlTraining, tokens: int, ranks: int = 1, capacity: float | None = None
+    shape: Shape, training: TrlSettings, tokens: int, ranks: int = 1, capacity: float | None = None
 ) -> dict[str, float]:
     """Return the bytes of one of `ranks` processes at its peak, by purpose, for sequences of at most so many `tokens`.
 

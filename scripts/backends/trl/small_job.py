@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
-from scripts.backends.trl.algorithm import TrlConfig, TrlSettings
-from scripts.backends.trl.grpo import GrpoTraining
+from scripts.backends.trl.algorithm import TrlSettings
+from scripts.backends.trl.grpo import GrpoSettings
 from scripts.backends.trl.on_policy import VllmEngine
 from scripts.files import sha256_file, write_json
 from scripts.recipe.resolve import training_config
@@ -85,7 +85,7 @@ def _small_settings(settings: TrlSettings) -> TrlSettings:
     return settings.model_copy(update=changes)
 
 
-def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> TrlConfig:
+def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> TrlSettings:
     """Return the stage's config with small numbers of rows, steps and tokens."""
     config = job.config
     values = deepcopy(config.values())
@@ -108,7 +108,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
     section["num_prompts_per_step"] = min(config.rows_per_step, BATCH)
     if config.algorithm == "distillation":
         section["num_prompts_per_step"] = max(BATCH, len(set(job.roles.values())))
-    if isinstance(config, GrpoTraining):
+    if isinstance(config, GrpoSettings):
         section["num_generations_per_prompt"] = 2
         policy.pop("train_global_batch_size", None)
         if config.updates_per_step > 1:
@@ -123,7 +123,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
     return training_config(values)
 
 
-def _write_splits(job: TrainingJob, config: TrlConfig, data: Path) -> tuple[Path, list[int]]:
+def _write_splits(job: TrainingJob, config: TrlSettings, data: Path) -> tuple[Path, list[int]]:
     """Write the rows of the try and their manifest; return the training split, and the rows' lines in the stage's."""
     data.mkdir(parents=True)
     split = data / "train-split.jsonl"

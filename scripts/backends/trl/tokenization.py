@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from scripts.backends.tokens import runs
-from scripts.backends.trl.algorithm import TrlTraining
+from scripts.backends.trl.algorithm import TrlSettings
 from scripts.errors import UserError
 from scripts.recipe.sampling import TemplateVariables
 from scripts.rewards.registry import tool_schemas
@@ -55,7 +55,7 @@ def lines_of(split: Path) -> Iterator[Line]:
         yield Line(number, f"{split}:{number}", line.decode(), row)
 
 
-def preparation_of(config: TrlTraining, processor: Any) -> tuple[pa.Schema, partial]:
+def preparation_of(config: TrlSettings, processor: Any) -> tuple[pa.Schema, partial]:
     """Return the columns of a stage's rows, and a function from lines of a split to rows, by keyword arguments alone.
 
     UserError for a distillation in environments with tools of their own.

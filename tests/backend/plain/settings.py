@@ -1,14 +1,14 @@
 """What a recipe may say of its stages."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from scripts.recipe.stage_settings import StageSettings, Training, TrainingConfig
+from scripts.recipe.stage_settings import StageSettings
 from scripts.recipe.yaml_file import pinned_versions
 
 
-class PlainTraining(Training):
+class PlainSettings(StageSettings):
     backend: Literal["plain"]
     algorithm: Literal["sft"]
     steps: PositiveInt
@@ -26,14 +26,6 @@ class PlainTraining(Training):
 
     def planned_step(self, train_rows: int | None) -> int:
         return self.steps
-
-
-class PlainConfig(TrainingConfig, PlainTraining):
-    pass
-
-
-class PlainSettings(StageSettings, PlainTraining):
-    config_model: ClassVar[type[TrainingConfig]] = PlainConfig
 
     def release_in(self, release: str | None) -> dict[str, str]:
         return pinned_versions("trl", ("torch", "transformers"))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
-from scripts.backends.nemo_rl.training import PREFETCHED_STEPS
+from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
 from scripts.backends.protocol import Finding
 from scripts.records import Manifest, read_record
 from scripts.rewards.row_facts import FactsOf
