@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from scripts.backends.nemo_rl.checks.silent import TEACHER
 from scripts.backends.nemo_rl.command import SETTINGS, kept_checkpoints
+from scripts.backends.nemo_rl.loops import SETTINGS_OF_TEACHERS
 from scripts.backends.nemo_rl.releases import Release, load_releases
 from scripts.backends.nemo_rl.settings import ROUTING, NemoRlSettings
 from scripts.recipe.load import load_recipe
@@ -58,7 +58,7 @@ def stated(stage: NemoRlSettings, release: Release) -> dict[str, Any]:
     if stage.cluster.judge_nodes and release.keys.judge_nodes:
         ours[release.keys.judge_nodes] = stage.cluster.judge_nodes
     if stage.cluster.teacher_nodes:
-        ours[f"{TEACHER}.num_nodes"] = stage.cluster.teacher_nodes
+        ours[f"{SETTINGS_OF_TEACHERS}.num_nodes"] = stage.cluster.teacher_nodes
     if stage.max_num_steps is not None:
-        ours[f"{stage.loop}.max_num_steps"] = stage.max_num_steps
+        ours[f"{stage.loop.section}.max_num_steps"] = stage.max_num_steps
     return ours

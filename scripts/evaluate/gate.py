@@ -180,17 +180,35 @@ def _why_unmeasured(
     return "no earlier stage of the chain was scored on the same rows"
 
 
+def _of_sft(steps: int, vocabulary: int) -> list[Criterion]:
+    """Return bounds on the loss of enough steps: it fell, and is not a uniform model's."""
+    if steps < 2 * WINDOW:
+        return []
+    uniform = round(UNIFORM * math.log(vocabulary), 3)
+    return [Criterion(metric="loss_ratio", max=1, action="warn"), Criterion(metric="final_loss", max=uniform)]
+
+
+def _of_rewards(steps: int, vocabulary: int) -> list[Criterion]:
+    """Return the bound on a reward model's accuracy: a coin's."""
+    return [Criterion(metric="final_validation_accuracy", min=0.5)]
+
+
+def _of_no_loss(steps: int, vocabulary: int) -> list[Criterion]:
+    """Return no bounds: the loss of another algorithm says nothing by itself."""
+    return []
+
+
+BY_ALGORITHM = {"sft": _of_sft, "reward": _of_rewards}
+"""The default bounds on an algorithm's own figures, by steps and vocabulary."""
+
+
 def default_criteria(settings: StageSettings, steps: int, vocabulary: int) -> list[Criterion]:
     """Return the criteria of the default gate whose metrics the recipe's gate does not bound.
 
     A loss of almost the logarithm of the vocabulary is a uniform model's; of few steps a loss tells nothing.
     """
     criteria = [*settings.running_gate[len(settings.gate) :], Criterion(metric="held_out_change", min=COLLAPSE)]
-    if settings.algorithm == "sft" and steps >= 2 * WINDOW:
-        uniform = round(UNIFORM * math.log(vocabulary), 3)
-        criteria += [Criterion(metric="loss_ratio", max=1, action="warn"), Criterion(metric="final_loss", max=uniform)]
-    if settings.algorithm == "reward":
-        criteria.append(Criterion(metric="final_validation_accuracy", min=0.5))
+    criteria += BY_ALGORITHM.get(settings.algorithm, _of_no_loss)(steps, vocabulary)
     stated = {criterion.metric for criterion in settings.gate}
     return [criterion for criterion in criteria if criterion.metric not in stated and settings.default_gate]
 

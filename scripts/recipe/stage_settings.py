@@ -224,6 +224,8 @@ class StageSettings(Strict):
     default_seed: ClassVar[int | None] = 0
     takes_model: ClassVar[bool] = False
     """Whether without a parent it starts from the export of the recipe's pretrained model, where that is one."""
+    answers_prompts: ClassVar[bool] = True
+    """Whether the trained model answers prompts; a reward model scores answers."""
     is_converted: ClassVar[bool] = False
     """Whether its checkpoints are converted to Hugging Face's format on a node of their own; else they are in it."""
     is_rewarded_here: ClassVar[bool] = True
@@ -352,11 +354,6 @@ class StageSettings(Strict):
     def planned_step(self, train_rows: int | None) -> int | None:
         """Return the last step of the stage; None where it depends on unknown training rows."""
         raise NotImplementedError
-
-    @property
-    def answers_prompts(self) -> bool:
-        """Whether the trained model answers prompts; a reward model scores answers."""
-        return self.algorithm != "reward"
 
     @property
     def kept_by_continuing(self) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from scripts.backends.nemo_rl.checks.places import any_launch, unknown_keys
 from scripts.backends.nemo_rl.checks.silent import check_formats
 from scripts.backends.nemo_rl.command import driver_command, hydra_overrides
 from scripts.backends.nemo_rl.export import name_head
+from scripts.backends.nemo_rl.loops import LOOPS
 from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.nemo_rl.settings import DRIVERS, NemoRlSettings
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.nemo_rl.train import launch_of
 from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.errors import UserError
@@ -165,7 +166,7 @@ def test_a_release_lacks_the_programs_that_the_table_says(release):
     checkout = Path(CHECKOUTS, release)
     if not checkout.exists():
         pytest.skip("read in its documentation alone")
-    names = {name for drivers in DRIVERS.values() for name in drivers if name != "run_vlm_sft.py"}
+    names = {name for loop in LOOPS.values() for name in loop.drivers if name != "run_vlm_sft.py"}
     there = {path.name for path in checkout.glob("examples/**/run_*.py")}
     lacks = (names - there) | ({OPD} if not (checkout / "nemo_rl/algorithms" / OPD).exists() else set())
     assert lacks == {*release_of(release).lacks}

@@ -7,6 +7,7 @@ import pytest
 
 from scripts.backends.nemo_rl.checks.places import any_launch
 from scripts.backends.nemo_rl.command import hydra_overrides
+from scripts.backends.nemo_rl.loops import Rollouts
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.recipe.recipe import Recipe
@@ -50,7 +51,7 @@ def test_batches_add_up_and_divide_among_the_training_gpus(name):
     recipe, gpus = whole_recipe(name), GPUS.get(name, 8)
     for stage_name, stage in stages_of(recipe).items():
         batch = stage.policy["train_global_batch_size"]
-        if stage.loop in ("grpo", "distillation"):
+        if isinstance(stage.loop, Rollouts):
             product = stage.section["num_prompts_per_step"] * stage.section["num_generations_per_prompt"]
             updates = 4 if stage_name == "vision" else 1
             assert product == updates * batch, stage_name

@@ -5,11 +5,13 @@ import re
 import pytest
 
 from scripts.backends.nemo_rl.checks.context import ABSENT, value_of
+from scripts.backends.nemo_rl.loops import LOOPS, Rollouts
 from scripts.backends.nemo_rl.releases import release_of
-from scripts.backends.nemo_rl.settings import ROLLOUTS, NemoRlSettings
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from tests.conftest import ROOT
 from tests.production import PRODUCTION, stages_of, stated, whole_recipe
 
+ROLLOUTS = [loop.section for loop in LOOPS.values() if isinstance(loop, Rollouts)]
 DOCUMENT = (ROOT / "docs/recipes.md").read_text()
 KEYS = {
     "prompts a step": [f"{loop}.num_prompts_per_step" for loop in ROLLOUTS],

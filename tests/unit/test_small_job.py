@@ -38,7 +38,7 @@ def test_vllm_and_gym_are_left_to_the_training_and_named(stages, tmp_path):
     values = job.config.values()
     values["policy"]["generation"]["backend"] = "vllm"
     values["loss_fn"]["use_importance_sampling_correction"] = True
-    sampled = type(job.config).model_validate(values)
+    sampled = job.config.of_config(values)
     small = small_job(replace(job, config=sampled), tmp_path, 100, on_cpu=False)
     assert not small.job.config.samples_by_vllm
     assert small.remarks == ["the rollouts were sampled by transformers, not by vLLM"]
@@ -47,7 +47,7 @@ def test_vllm_and_gym_are_left_to_the_training_and_named(stages, tmp_path):
 def test_a_small_job_ends_by_its_steps_alone(stages, tmp_path):
     job = stages.job("sft", "early", 40)
     values = job.config.values() | {"stop_when": {"metric": "validation_loss", "patience": 2, "val_period": 10}}
-    stopping = replace(job, config=type(job.config).model_validate(values))
+    stopping = replace(job, config=job.config.of_config(values))
     assert stopping.config.stopping is not None
     assert small_job(stopping, tmp_path, 100, on_cpu=True).job.config.stopping is None
 

@@ -100,7 +100,7 @@ class NemoRl(Backend):
 
     def misread_by(self, stage: Stage) -> MisreadOf | None:
         """Return the measure of rows that SFT would misread; None for another algorithm, or without a chat format."""
-        chat_format = self.chat_format(stage) if stage.settings.algorithm == "sft" else None
+        chat_format = self.chat_format(stage) if stage.settings.loop.reads_conversations else None
         if chat_format is None:
             return None
         readers = release_of(stage.config.release["name"]).sft_data.values()
@@ -128,7 +128,7 @@ class NemoRl(Backend):
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the first rows as SFT reads them, or GRPO's prompts in the chat template; a text for pairs."""
-        found, algorithm = self.chat_format(stage), stage.settings.algorithm
+        found = self.chat_format(stage)
         if stage.settings.kind == "preferences":
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
         if found is None:
@@ -137,7 +137,7 @@ class NemoRl(Backend):
         if isinstance(tokenizer, str):
             return tokenizer
         for number, _, row in islice(read_rows(stage.train_split), count):
-            if algorithm == "sft":
+            if stage.settings.loop.reads_conversations:
                 parts = parts_of(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
             else:
                 try:

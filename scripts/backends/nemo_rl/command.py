@@ -20,10 +20,10 @@ from typing import Any
 import httpx2
 
 from scripts.backends.nemo_rl.judges import Judge
+from scripts.backends.nemo_rl.loops import SECTION_OF_TEACHERS
 from scripts.backends.nemo_rl.runtime import Runtime, mark_check
 from scripts.backends.nemo_rl.settings import ROUTING
 from scripts.errors import UserError
-from scripts.recipe.sampling import OWN
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.recipe.yaml_file import leaves
 
@@ -31,7 +31,6 @@ SETTINGS = (
     *("sft", "grpo", "dpo", "mpo", "rm", "distillation", "on_policy_distillation"),
     *("loss_fn", "policy", "teacher", "data", "env", "logger"),
 )
-OPD = "++on_policy_distillation"
 PREWARM = (
     "import sys; from transformers import AutoConfig, AutoTokenizer; name = sys.argv[1]; "
     "AutoConfig.from_pretrained(name, trust_remote_code=True); "
@@ -128,22 +127,18 @@ def hydra_overrides(launch: Launch) -> list[str]:
     settings = {name: _filled(getattr(stage, name), launch) for name in SETTINGS}
     settings["distillation"] = {key: value for key, value in stage.distillation.items() if key not in ROUTING}
     added = _filled(stage.add, launch)
-    if stage.loop in ("sft", "rm"):
-        # the configs of upstream's examples have a template or a prompt of their own data set
-        nested |= {"++policy.tokenizer.chat_template": OWN} | ({"data": stage.reads} if stage.loop == "sft" else {})
+    nested |= stage.loop.defaults(stage)
     if settings["data"] == stage.data and added == stage.add:
-        keys = runtime.release.keys
-        paths = {keys.train_data: "{train}", keys.validation_data: "{validation}"}
-        nested |= _filled(runtime.release.sft_data if stage.algorithm == "sft" else paths, launch)
+        nested |= _filled(stage.loop.data_keys(runtime.release), launch)
     added = {f"+{section}": values for section, values in added.items()}
-    parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), _teachers(launch), _steps(launch))
+    teachers = stage.loop.teachers(launch)
+    parts = (nested, settings, added, judge_overrides(runtime), _nodes(runtime), teachers, _steps(launch))
     overrides = [text for part in parts for text in overrides_of(part)]
-    if stage.routes:
-        names = dict.fromkeys([*stage.distillation.get("of", {}), *launch.environments])
-        taught = {name: stage.teaching.role_of(name, stage.teachers) for name in names}
-        models = {name: launch.teachers[role] for name, role in taught.items() if role}
+    models = stage.loop.routes(launch)
+    if models is not None:
         # once without and once with a value, since Hydra lays a mapping over the config's
-        overrides += [f"{OPD}.teacher_model_by_agent_name={value}" for value in ("null", hydra_value(models))]
+        key = f"{SECTION_OF_TEACHERS}.teacher_model_by_agent_name"
+        overrides += [f"{key}=null", f"{key}={hydra_value(models)}"]
     if stage.sif and nemo_rl.sif:
         overrides.append(f"sif_dir={hydra_value(nemo_rl.sif)}")
     overrides += stage.overrides
@@ -207,20 +202,6 @@ def _nodes(runtime: Runtime) -> dict[str, Any]:
     return nodes
 
 
-def _teachers(launch: Launch) -> dict[str, Any]:
-    runtime, stage = launch.runtime, launch.runtime.settings
-    if stage.algorithm != "distillation":
-        return {}
-    if not stage.routes:
-        return {"teacher.model_name": launch.teachers[stage.default_teacher]}
-    nodes = {"num_nodes": stage.cluster.teacher_nodes, "gpus_per_node": runtime.site.slurm.gpus_per_node}
-    return {
-        "++grpo.adv_estimator.name": "opd",
-        OPD: {"enabled": True, "strict_agent_name_match": True, "deduplicate_shared_teacher_checkpoints": True},
-        f"{OPD}.non_colocated_teachers": {"enabled": True, "default_teacher_cfg": nodes},
-    }
-
-
 def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
     """Return NeMo-RL's keys of the checkpoints to keep, best first, and by step without a metric.
 
@@ -233,7 +214,7 @@ def kept_checkpoints(checkpointing: Checkpointing) -> dict[str, int | None]:
 
 
 def _steps(launch: Launch) -> dict[str, Any]:
-    loop, checkpointing = launch.runtime.settings.loop, launch.runtime.settings.checkpointing
+    loop, checkpointing = launch.runtime.settings.loop.section, launch.runtime.settings.checkpointing
     steps: dict[str, Any] = {
         f"{loop}.max_num_steps": launch.max_num_steps,
         "checkpointing.enabled": True,

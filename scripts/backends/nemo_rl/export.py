@@ -145,7 +145,7 @@ def convert(stage: Stage, site: Site, log: Path) -> None:
             for path in [*start.glob("*.py"), *start.glob("generation_config.json")]:  # left out by DTensor's converter
                 if not (incoming / path.name).exists():
                     shutil.copyfile(path, incoming / path.name)
-        if stage.config.algorithm == "reward":
+        if stage.config.loop.makes_head:
             name_head(incoming)
         model = stage.parent_export.absolute() if stage.parent_export else Path(stage.recipe.model.name)
         check_model(incoming, like=model if model.is_absolute() else None)

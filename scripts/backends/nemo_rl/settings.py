@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from scripts.backends.nemo_rl.judges import Judge, JudgeName
-from scripts.backends.nemo_rl.releases import OPD, load_releases, release_of
+from scripts.backends.nemo_rl.loops import LOOPS, Loop, loop_of
+from scripts.backends.nemo_rl.releases import load_releases, release_of
 from scripts.errors import UserError
 from scripts.files import sha256_file
 from scripts.recipe.effect import Fact, Later, NeededInRecipe, WithoutEffect
@@ -22,22 +23,8 @@ from scripts.recipe.stage_settings import PLACE_IN_ROWS, ROWS_LEFT_OUT, StageSet
 from scripts.recipe.strict import Name, Strict, invalid, nearest, refuse_misnamed
 
 PREFETCHED_STEPS = 2
-ROLLOUTS = ("grpo", "distillation")
-"""Loops that sample responses to a row."""
 ROUTING = ("of", "default")
 """Keys of ``distillation`` that NeMo-RL does not have."""
-DRIVERS = {
-    "sft": ("run_sft.py", "run_vlm_sft.py"),
-    "distillation": ("run_grpo_nemo_gym.py", "run_distillation.py", "run_distillation_nemo_gym.py"),
-    "reward": ("run_rm.py",),
-}
-FITTING = {
-    None: ("sft", "distillation"),
-    "pairs": ("dpo", "mpo", "reward"),
-    "verifier": ("grpo", "distillation"),
-    "judge": ("grpo", "distillation"),
-}
-"""Algorithms by the origin of the reward."""
 READS = {"add_bos": True, "add_eos": True, "add_generation_prompt": False}
 """Defaults of ``data`` in NeMo-RL's sft.yaml: how SFT tokenizes a conversation."""
 PASSTHROUGH = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -89,7 +76,7 @@ class NemoRlSettings(StageSettings):
     }
 
     backend: Literal["nemo_rl"]
-    algorithm: Literal["sft", "grpo", "dpo", "mpo", "distillation", "reward"]
+    algorithm: Literal[*LOOPS]
     reward: Literal["verifier", "judge", "pairs"] | None = None
     """Where the reward comes from; none, and only there: SFT, and distillation, which may have rewards to look at."""
     config: str = Field(description="The config's path in NeMo-RL's checkout.")
@@ -150,28 +137,24 @@ class NemoRlSettings(StageSettings):
         return {name: self.data.get(name, value) for name, value in READS.items()}
 
     @property
-    def loop(self) -> str:
-        """Return NeMo-RL's name of the training loop, that of the loop's section."""
-        if self.algorithm == "distillation" and "grpo" in self.entry:
-            return "grpo"
-        return "rm" if self.algorithm == "reward" else self.algorithm
+    def loop(self) -> Loop:
+        """Return the training loop of the algorithm's driver."""
+        return loop_of(self.algorithm, self.entry)
+
+    @property
+    def answers_prompts(self) -> bool:
+        """Whether the trained model answers prompts; a reward model scores answers."""
+        return not self.loop.makes_head
 
     @property
     def section(self) -> Any:
         """Return the settings of the training loop."""
-        return getattr(self, self.loop)
-
-    @property
-    def routes(self) -> bool:
-        """Return whether each row is taught by the teacher of its environment (MOPD), or all by one."""
-        return self.algorithm == "distillation" and self.loop == "grpo"
+        return getattr(self, self.loop.section)
 
     @property
     def rows_per_step(self) -> int:
         """Return the training rows of one step."""
-        if self.loop in ROLLOUTS:
-            return self.section["num_prompts_per_step"]
-        return self.policy["train_global_batch_size"]
+        return self.loop.rows_per_step(self)
 
     @property
     def max_length(self) -> int:
@@ -180,13 +163,13 @@ class NemoRlSettings(StageSettings):
 
     @property
     def longest_row(self) -> int:
-        """Return the most tokens of a row; SFT masks a row of full length."""
-        return self.max_length - (self.algorithm == "sft")
+        """Return the most tokens of a row."""
+        return self.loop.longest_row(self.max_length)
 
     @property
     def samples_per_step(self) -> int:
         """Return the training rows of one step, or the completions sampled for the rows."""
-        return self.rows_per_step * (self.section["num_generations_per_prompt"] if self.loop in ROLLOUTS else 1)
+        return self.rows_per_step * self.loop.samples_of_row(self)
 
     @property
     def is_asynchronous(self) -> bool:
@@ -214,8 +197,8 @@ class NemoRlSettings(StageSettings):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings with effect on weights, with the hash of a chat template in a file."""
         values = super().values_with_effect() | {"mtp": False}
-        if self.algorithm != "sft":
-            del values["sft"]
+        for name in self.loop.passes_over:
+            del values[name]
         if self.chat_template and self.chat_template.endswith(".jinja") and Path(self.chat_template).is_file():
             values["template_sha256"] = sha256_file(Path(self.chat_template))
         return values
@@ -243,7 +226,7 @@ class NemoRlSettings(StageSettings):
     def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage with the nodes of its cluster; UserError for a launcher unknown to the release."""
         pinned = release_of(release)
-        program = OPD if self.routes else self.entry.rpartition("/")[2]
+        program = self.loop.program(self.entry)
         if program in pinned.lacks:
             able = [each.name for each in load_releases().values() if program not in each.lacks]
             raise UserError(
@@ -290,31 +273,32 @@ class NemoRlSettings(StageSettings):
 
     def _refuse_misfits(self) -> None:
         self._fits_its_algorithm()
-        self._teachers_teach()
+        self.loop.refuse_misfits(self)
+        self.loop.refuse_teachers(self)
         self._judges_are_asked_and_nodes_add_up()
 
-    def _teachers_teach(self) -> None:
-        if self.algorithm != "distillation":
-            if self.teachers or self.cluster.teacher_nodes:
-                raise invalid(f"{self.algorithm} has no teachers; leave teachers and cluster.teacher_nodes out")
-            return
-        if not self.teachers:
-            raise invalid("teachers is missing: name the stage or model of each teacher by a role")
-        if unknown := sorted(self.taught_by - self.teachers.keys()):
-            raise invalid(f"distillation: no teacher is named {unknown[0]}{nearest(unknown[0], self.teachers)}")
-        if idle := sorted(self.teachers.keys() - self.taught_by):
-            raise invalid(f"teacher {idle[0]} teaches nothing: name it in distillation.of, or as distillation.default")
-        if not self.routes and (len(self.teachers) > 1 or self.distillation.get("of")):
+    def _fits_its_algorithm(self) -> None:
+        loop = self.loop
+        if self.reward is None and None not in loop.rewards:
+            raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
+        if self.reward not in loop.rewards:
             raise invalid(
-                f"{self.entry} has one teacher of all rows: name one in teachers, and leave distillation.of out, "
-                "or let entry be examples/nemo_gym/run_grpo_nemo_gym.py"
+                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo, mpo "
+                "or reward; a deterministic check (verifier) or a judge is for grpo or distillation; sft has none"
             )
-        if self.routes != bool(self.cluster.teacher_nodes):
-            raise invalid(
-                "cluster.teacher_nodes must be stated: the nodes of each teacher, of num_nodes"
-                if self.routes
-                else "cluster.teacher_nodes: the teacher shares the student's nodes; leave it out"
-            )
+        if loop.drivers and self.entry.rpartition("/")[2] not in loop.drivers:
+            raise invalid(f"entry must end in {' or '.join(loop.drivers)} to train {self.algorithm}, not {self.entry}")
+        for section, key in loop.needed:
+            value = getattr(self, section).get(key)
+            if not isinstance(value, int) or value <= 0:
+                raise invalid(f"{section}.{key} must be stated" + f", above 0, not {value}" * (value is not None))
+        try:
+            _ = (self.chat_template, self.is_asynchronous, self.loss_fn | self.add.get("loss_fn", {}))
+        except (AttributeError, TypeError):
+            raise invalid("add, policy.tokenizer and grpo.async_grpo hold settings, chat_template a text") from None
+        of, default = self.distillation.get("of", {}), self.distillation.get("default")
+        if not isinstance(of, dict) or not all(isinstance(role, str) for role in (*of.values(), default or "")):
+            raise invalid("distillation.of names a role for each environment, and distillation.default one role")
 
     def _judges_are_asked_and_nodes_add_up(self) -> None:
         if self.judges and "nemo_gym" not in self.entry:
@@ -328,44 +312,5 @@ class NemoRlSettings(StageSettings):
         if self.resources.nodes != 1:
             raise invalid("resources.nodes follows from cluster here; leave it out")
 
-    def _fits_its_algorithm(self) -> None:
-        if self.reward is None and self.algorithm not in FITTING[None]:
-            raise invalid(f"reward is missing, which says where that of {self.algorithm} comes from")
-        if self.algorithm not in FITTING[self.reward]:
-            raise invalid(
-                f"{self.algorithm} does not fit a reward from {self.reward}: static preference pairs are for dpo, mpo "
-                "or reward; a deterministic check (verifier) or a judge is for grpo or distillation; sft has none"
-            )
-        if (drivers := DRIVERS.get(self.algorithm)) and self.entry.rpartition("/")[2] not in drivers:
-            raise invalid(f"entry must end in {' or '.join(drivers)} to train {self.algorithm}, not {self.entry}")
-        needed = [("policy", "train_global_batch_size"), ("policy", "max_total_sequence_length")]
-        if self.loop in ROLLOUTS:
-            needed += [(self.loop, "num_prompts_per_step"), (self.loop, "num_generations_per_prompt")]
-        for section, key in needed:
-            if not isinstance(value := getattr(self, section).get(key), int) or value <= 0:
-                raise invalid(f"{section}.{key} must be stated" + f", above 0, not {value}" * (value is not None))
-        try:
-            _, loss = (self.chat_template, self.is_asynchronous), self.loss_fn | self.add.get("loss_fn", {})
-        except (AttributeError, TypeError):
-            raise invalid("add, policy.tokenizer and grpo.async_grpo hold settings, chat_template a text") from None
-        of, default = self.distillation.get("of", {}), self.distillation.get("default")
-        if not isinstance(of, dict) or not all(isinstance(role, str) for role in (*of.values(), default or "")):
-            raise invalid("distillation.of names a role for each environment, and distillation.default one role")
-        if self.routes and not self.is_asynchronous:
-            raise invalid("grpo.async_grpo.enabled must be true: NeMo-RL asks teachers during asynchronous training")
-        if self.loop not in ROLLOUTS:
-            return
-        product, batch = self.samples_per_step, self.policy["train_global_batch_size"]
-        if loss.get("force_on_policy_ratio") and batch != product:
-            raise invalid(
-                f"loss_fn.force_on_policy_ratio wants policy.train_global_batch_size ({batch}) to be "
-                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product}"
-            )
-        if product % batch:
-            raise invalid(
-                f"{self.loop}.num_prompts_per_step x num_generations_per_prompt = {product} is no multiple of "
-                f"policy.train_global_batch_size, {batch}"
-            )
 
-
-STAGES = dict.fromkeys(("sft", "grpo", "dpo", "mpo", "distillation", "reward"), NemoRlSettings)
+STAGES = dict.fromkeys(LOOPS, NemoRlSettings)

@@ -33,7 +33,6 @@ from scripts.backends.nemo_rl.metrics import StepLog
 from scripts.backends.nemo_rl.outcome import HOPELESS, TAIL_BYTES, cause_of, data_ended, refused_container, step_logs
 from scripts.backends.nemo_rl.releases import Release, release_of
 from scripts.backends.nemo_rl.runtime import Runtime, clear, container_environment, mark_of
-from scripts.backends.nemo_rl.settings import ROLLOUTS
 from scripts.backends.protocol import Allocation, TrainingJob
 from scripts.errors import CutOffError, ExhaustedError, StalledError, UserError, warn
 from scripts.evaluate.gate import refuse_divergence
@@ -46,7 +45,6 @@ from scripts.stage.store import prune_checkpoints
 from scripts.stage.training_folder import TrainingFolder
 
 STARTUP = "startup.json"
-ROWS = "rows"  # the splits of SFT
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 HIGHEST_PORT = 28_000  # of NeMo-RL's own, before main
 LOOK_SECONDS = 2.0
@@ -64,7 +62,7 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     """
     launch = launch_of(job, allocation.site)
     ask_addresses(launch.runtime)
-    if job.config.algorithm == "sft":
+    if launch.data != job.train_split.parent.absolute():
         for name in (job.train_split.name, "val-split.jsonl"):
             write_rows(job.train_split.with_name(name), launch.data / name)
     pass_over_newer(job.training, job.resume_from)
@@ -94,7 +92,7 @@ def launch_of(job: TrainingJob, site: Site) -> Launch:
     return Launch(
         runtime=runtime,
         model=str(parent.resolve()) if parent else model.name.rstrip("/"),
-        data=(job.run / ROWS if job.config.algorithm == "sft" else job.train_split.parent).absolute(),
+        data=job.config.loop.folder_of_rows(job.train_split, job.run).absolute(),
         run=job.run.absolute(),
         max_num_steps=last,
         schedule_steps=job.planned if job.config.is_asynchronous and is_other else None,
@@ -236,8 +234,8 @@ class _Watch:
     def __init__(self, job: TrainingJob, launch: Launch) -> None:
         self.job, self.nemo_rl, self.until = job, launch.runtime.nemo_rl, launch.max_num_steps
         penalty = job.config.loss_fn.get("reference_policy_kl_penalty") or 0
-        measures_kl = penalty > 0 or job.config.loop != "grpo"
-        samples = job.config.samples_per_step if job.config.loop in ("sft", *ROLLOUTS) else None
+        measures_kl = job.config.loop.measures_kl(penalty)
+        samples = job.config.loop.logged_samples(job.config)
         self.steps = StepLog(launch.run / "logs", job.training.log, measures_kl, samples)
         self.last_news, self.last_step = time.time(), job.start
         self.startup_seconds = startup_seconds(job.training, self.nemo_rl)

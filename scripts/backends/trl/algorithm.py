@@ -124,6 +124,8 @@ class TrlSettings(StageSettings):
     """Token sequences of a row: 2 of a preference pair."""
     has_reference: ClassVar[bool] = False
     """Whether the loss compares the policy with the stage's start."""
+    least_rows: ClassVar[int] = 1
+    """Rows that the loss needs at once."""
     amending: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("sft", "grpo", "distillation", "dpo", "mpo", "kto", "reward", "loss_fn", "gym"), ""),
         **dict.fromkeys(("policy.precision", "policy.attn_implementation", "policy.skip_padding"), ""),
@@ -173,6 +175,14 @@ class TrlSettings(StageSettings):
     def shared_by_processes(self) -> dict[str, int | None]:
         """Settings, by key, that the number of processes must divide."""
         return {"policy.train_global_batch_size": self.policy.train_global_batch_size}
+
+    def frozen_bytes(self, of_roles: list[int], own: int, width: int, on_gpu: bool) -> dict[str, float]:
+        """Return the bytes of frozen models in a process's memory, by purpose: of a reward model.
+
+        `of_roles`: the parameters of the other models that are at hand; `own`: those of the trained model; `width`: the
+        bytes of a number in the computation.
+        """
+        return {"reward model": width * sum(of_roles)}
 
     def planned_step(self, train_rows: int | None) -> int:
         """The last step of the stage, whatever the rows."""

@@ -171,6 +171,16 @@ class GrpoSettings(RolloutSettings):
             del values["loss_fn"]["truncated_importance_sampling_ratio"]
         return values
 
+    def make_small(self, values: dict[str, Any], prompts: int, starts: int) -> None:
+        """Take few prompts a step with two responses each, in an update of all or of half, without Gym's servers."""
+        super().make_small(values, prompts, starts)
+        section, policy = values["grpo"], values["policy"]
+        section["num_generations_per_prompt"] = 2
+        policy.pop("train_global_batch_size", None)
+        if self.updates_per_step > 1:
+            policy["train_global_batch_size"] = section["num_prompts_per_step"]
+        values.pop("gym", None)
+
     def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe and the stage do not fit, or its reward model is none."""
         super().check_in(around)

@@ -194,6 +194,7 @@ class KtoSettings(PreferenceSettings):
 
     figures = ("validation_margin",)
     sequences_per_row = 1
+    least_rows = 2  # the KL of the step is measured by other pairs of prompt and answer
 
     algorithm: Literal["kto"]
     kto: Kto
@@ -211,6 +212,7 @@ class Reward(Validated):
 class RewardSettings(PreferenceSettings):
     """A stage that trains a reward model."""
 
+    answers_prompts = False
     has_reference = False
     joined = True
     metrics = TrlSettings.metrics | {"accuracy": "accuracy", "margin": "margin"}

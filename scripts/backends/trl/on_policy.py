@@ -1,6 +1,6 @@
 """Settings of algorithms that train on responses sampled from the policy, and of distillation; grpo.py has GRPO's."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -66,6 +66,9 @@ class RolloutSettings(TrlSettings):
         "completions/clipped_ratio": "truncation_rate",
     }
 
+    plays_tools: ClassVar[bool] = True
+    """Whether responses may have turns with an environment's tools."""
+
     data: PromptData = PromptData()
     policy: RolloutPolicy
 
@@ -122,6 +125,10 @@ class RolloutSettings(TrlSettings):
         """Responses are sampled."""
         return True
 
+    def make_small(self, values: dict[str, Any], prompts: int, starts: int) -> None:
+        """Let a resolved config's values take few prompts a step; `starts`: the models that the stage needs besides."""
+        values[self.algorithm]["num_prompts_per_step"] = min(self.rows_per_step, prompts)
+
     def release_in(self, release: str | None) -> dict[str, str]:
         """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
         if self.samples_by_vllm:
@@ -174,6 +181,7 @@ class DistillationSettings(RolloutSettings):
     """A stage of distillation."""
 
     ROLES = ("teachers",)
+    plays_tools = False
 
     algorithm: Literal["distillation"]
     distillation: Distillation
@@ -184,3 +192,11 @@ class DistillationSettings(RolloutSettings):
         """Raise PydanticCustomError where recipe and stage do not fit, or teachers and environments do not."""
         super().check_in(around)
         self.distillation.check_in(around, self.blend, self.teachers)
+
+    def make_small(self, values: dict[str, Any], prompts: int, starts: int) -> None:
+        """Take few prompts a step, but one of each teacher."""
+        values[self.algorithm]["num_prompts_per_step"] = max(prompts, starts)
+
+    def frozen_bytes(self, of_roles: list[int], own: int, width: int, on_gpu: bool) -> dict[str, float]:
+        """Return the bytes of the largest teacher, the one in memory; none at hand is taken for the student's size."""
+        return {"teacher": (2 if on_gpu else width) * max(of_roles, default=own)}

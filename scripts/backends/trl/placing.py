@@ -183,16 +183,14 @@ def sentence(stage: Stage, site: Site) -> tuple[str, bool | None]:
 
 
 def _frozen(stage: Stage, shape: Shape, site: Site) -> dict[str, float]:
-    """Return the bytes of a stage's largest teacher, the one in memory, or of its reward model, whole in every process.
+    """Return the bytes of other models in a process's memory, whole in every process: a teacher, or a reward model.
 
     A teacher that is not there yet is taken for a `shape`, a reward model for nothing.
     """
     there = [folder for folder in stage.role_exports.values() if (folder / "config.json").is_file()]
     counts = [sum(math.prod(widths) for _, widths in tensors_of(folder).values()) for folder in there]
-    width = _width(stage.config.policy, site.accelerator)
-    if stage.config.algorithm == "distillation":
-        return {"teacher": (2 if site.accelerator != "cpu" else width) * max(counts, default=shape.parameters)}
-    return {"reward model": width * sum(counts)}
+    width, on_gpu = _width(stage.config.policy, site.accelerator), site.accelerator != "cpu"
+    return stage.config.frozen_bytes(counts, shape.parameters, width, on_gpu)
 
 
 def _width(policy: Policy, device: str) -> int:

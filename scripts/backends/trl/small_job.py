@@ -9,7 +9,6 @@ from pathlib import Path
 
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlSettings
-from scripts.backends.trl.grpo import GrpoSettings
 from scripts.backends.trl.on_policy import VllmEngine
 from scripts.files import sha256_file, write_json
 from scripts.recipe.resolve import training_config
@@ -69,10 +68,9 @@ def _small_settings(settings: TrlSettings) -> TrlSettings:
     """Return a stage's settings that save every step, end at no gate, and cut whatever is too long."""
     policy = settings.policy
     micro = policy.train_micro_batch_size
-    # One row at once where the stage accumulates, so that the try accumulates too; KTO compares two at once.
+    # As few rows at once as the loss allows where the stage accumulates, so that the try accumulates too.
     if micro is not None and micro < settings.rows_per_update:
-        least = 2 if settings.algorithm == "kto" else 1
-        policy = policy.model_copy(update={"train_micro_batch_size": least})
+        policy = policy.model_copy(update={"train_micro_batch_size": settings.least_rows})
     else:
         policy = policy.model_copy(update={"train_micro_batch_size": None})
     changes = {
@@ -96,7 +94,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
         del policy["attn_implementation"]
     if config.kind != "prompts":
         policy["max_total_sequence_length"] = min(config.max_length, most_tokens)
-        policy["train_global_batch_size"] = min(config.rows_per_step, 2 * BATCH if config.algorithm == "kto" else BATCH)
+        policy["train_global_batch_size"] = min(config.rows_per_step, BATCH * config.least_rows)
         if config.kind in ("preferences", "unpaired"):
             policy["truncation_mode"] = "keep_start"
         return training_config(values)
@@ -105,15 +103,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
     policy["max_total_sequence_length"] = min(config.longest_prompt, most_tokens) + generation["max_new_tokens"]
     data = values.setdefault("data", {})
     data["max_input_seq_length"] = policy["max_total_sequence_length"] - generation["max_new_tokens"]
-    section["num_prompts_per_step"] = min(config.rows_per_step, BATCH)
-    if config.algorithm == "distillation":
-        section["num_prompts_per_step"] = max(BATCH, len(set(job.roles.values())))
-    if isinstance(config, GrpoSettings):
-        section["num_generations_per_prompt"] = 2
-        policy.pop("train_global_batch_size", None)
-        if config.updates_per_step > 1:
-            policy["train_global_batch_size"] = section["num_prompts_per_step"]
-        values.pop("gym", None)
+    config.make_small(values, prompts=BATCH, starts=len({*job.roles.values()}))
     if config.samples_by_vllm:
         remarks.append("the rollouts were sampled by transformers, not by vLLM")
         generation.pop("backend")

@@ -65,9 +65,12 @@ def preparation_of(config: TrlSettings, processor: Any) -> tuple[pa.Schema, part
         told |= {"max_length": config.max_length, "assistant_only_loss": config.sft.assistant_only_loss}
         return DEMONSTRATIONS, partial(tokenize_demonstrations, **told)
     if config.kind == "prompts":
-        if (tools := tool_schemas(config.environments)) and config.algorithm == "distillation":
+        tools = tool_schemas(config.environments)
+        if tools and not config.plays_tools:
             names = ", ".join(tools)
-            raise UserError(f"distillation plays no turns with an environment's tools; leave {names} out of the blend")
+            raise UserError(
+                f"{config.algorithm} plays no turns with an environment's tools; leave {names} out of the blend"
+            )
         told |= {"max_length": config.longest_prompt, "keep_to": config.data.max_input_seq_length}
         return PROMPTS, partial(render_prompts, **told, **({"tools": tools} if tools else {}))
     told |= {"max_length": config.max_length, "cuts": config.policy.truncation_mode == "keep_start"}

@@ -1,8 +1,9 @@
 """A NeMo-RL stage as checks see it, over the configs of its release's checkout, of which nothing is imported or run."""
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from scripts.backends.nemo_rl.command import SETTINGS
 from scripts.backends.nemo_rl.export import template_text
+from scripts.backends.nemo_rl.loops import Loop
 from scripts.backends.nemo_rl.runtime import Runtime
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -144,7 +146,7 @@ class StageContext(Runtime):
 
     def of_algorithm(self, key: str, default: Any = None) -> Any:
         """Return the value of a key in the training loop's section."""
-        return self.setting(f"{self.settings.loop}.{key}", default)
+        return self.setting(f"{self.settings.loop.section}.{key}", default)
 
     def values(self, section: str, key: str) -> dict[str, Any]:
         """Return all values of a key in a section of the driver's config, at any depth, by place."""
@@ -158,3 +160,20 @@ class StageContext(Runtime):
     def warning(self, trap: int, says: str) -> Finding:
         """Return a finding worth a look."""
         return Finding(self.name, trap, says, stops=False)
+
+
+Check = Callable[[StageContext], Iterator[Finding]]
+
+
+def of_loop(kind: type[Loop]) -> Callable[[Check], Check]:
+    """Limit a check to the stages of a kind of training loop."""
+
+    def limited(check: Check) -> Check:
+        @wraps(check)
+        def check_if_of_loop(context: StageContext) -> Iterator[Finding]:
+            if isinstance(context.settings.loop, kind):
+                yield from check(context)
+
+        return check_if_of_loop
+
+    return limited

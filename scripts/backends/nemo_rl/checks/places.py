@@ -11,10 +11,11 @@ from typing import Any
 import psutil
 
 from scripts.backends.nemo_rl.checkpoints import missing_file
-from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream, of_loop
 from scripts.backends.nemo_rl.command import START_POOLS, Launch, hydra_overrides, pools_of, shared_root
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
+from scripts.backends.nemo_rl.loops import RewardModel
 from scripts.backends.nemo_rl.runtime import CONTAINERS, doubts_of, places_of, runtime_of
 from scripts.backends.protocol import Finding
 from scripts.errors import UserError
@@ -37,8 +38,6 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
     dtensor, megatron = context.setting("policy.dtensor_cfg._v2"), context.setting("policy.megatron_cfg.enabled")
     if dtensor is False and not megatron and "names_automodel" in context.release.can:
         yield context.error(23, f"policy.dtensor_cfg._v2 is false, but {context.release.name} knows only DTensor v2")
-    if megatron and context.settings.algorithm == "reward":
-        yield context.error(15, "policy.megatron_cfg.enabled is on, but NeMo-RL trains reward models by DTensor alone")
     in_shards = dtensor and not megatron and not trains_adapters(context.setting("policy") or {})
     if in_shards and context.setting(SAVE_FORMAT_KEY) != "torch_save":
         yield context.error(
@@ -46,6 +45,13 @@ def check_conversion(context: StageContext) -> Iterator[Finding]:
             "it trains by DTensor v2, whose checkpoints are shards that no converter of the release reads; add "
             f'"++{SAVE_FORMAT_KEY}=torch_save" to its overrides',
         )
+
+
+@of_loop(RewardModel)
+def check_head(context: StageContext) -> Iterator[Finding]:
+    """Find a reward model on Megatron."""
+    if context.setting("policy.megatron_cfg.enabled"):
+        yield context.error(15, "policy.megatron_cfg.enabled is on, but NeMo-RL trains reward models by DTensor alone")
 
 
 def check_model(context: StageContext) -> Iterator[Finding]:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from jinja2 import TemplateError
 
-from scripts.backends.nemo_rl.checks.context import StageContext, chat_format_of
+from scripts.backends.nemo_rl.checks.context import StageContext, chat_format_of, of_loop
 from scripts.backends.nemo_rl.export import trains_adapters
+from scripts.backends.nemo_rl.loops import Distillation, RoutedDistillation
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Finding
 from scripts.model.generation_settings import settings_asked
@@ -34,8 +35,6 @@ CPU_OFFLOAD_KEY = "policy.megatron_cfg.optimizer.optimizer_cpu_offload"
 TRUNCATE = "truncate_history_thinking"
 POLICY_SERVER = "policy_model"
 TEMPLATE_KEY = f"env.nemo_gym.{POLICY_SERVER}.responses_api_models.vllm_model.chat_template_kwargs.{TRUNCATE}"
-TEACHER = "on_policy_distillation.non_colocated_teachers.default_teacher_cfg"
-GROUPS = ("tensor_model", "context", "pipeline_model")
 FORCED, BOUND = "loss_fn.force_on_policy_ratio", "grpo.seq_logprob_error_threshold"
 THOUGHT = "what was thought in an earlier turn"
 TURNS = (
@@ -53,13 +52,12 @@ def check_resume(context: StageContext) -> Iterator[Finding]:
     stage, last = context.settings, context.settings.max_num_steps
     if last is not None and stage.checkpointing.save_period >= last:
         return
-    section = "loss_fn" if stage.loop == "grpo" else stage.loop
-    penalty = context.setting(f"{section}.reference_policy_kl_penalty", 0)
+    penalty = context.setting(stage.loop.penalty, 0)
     dtensor = context.setting("policy.dtensor_cfg.enabled") and context.setting("policy.dtensor_cfg._v2")
     if dtensor and penalty:
         yield context.warning(
             66,
-            f"{section}.reference_policy_kl_penalty is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
+            f"{stage.loop.penalty} is {penalty} and policy.dtensor_cfg._v2 is on: a resume takes the "
             "checkpoint that it goes on from as the reference, not the model that the stage began with; let "
             "checkpointing.save_period be max_num_steps, so that what is interrupted begins anew, or train by Megatron",
         )
@@ -100,15 +98,21 @@ def check_continuing(context: StageContext) -> Iterator[Finding]:
 
 
 def check_loss(context: StageContext) -> Iterator[Finding]:
-    """Find a term of GRPO's loss that no data reach, and a distillation's advantage without the student's log-prob."""
-    weight = context.setting("loss_fn.positive_example_nll_weight")
-    if context.settings.loop == "grpo" and weight:
-        yield context.error(
-            93,
-            f"loss_fn.positive_example_nll_weight is {weight}, but GRPO gives the loss no rewards: the term is 0 "
-            "at every step; leave it out",
-        )
-    if context.settings.routes and context.setting(FORCED) and context.setting(BOUND) is None:
+    """Find a term of the loss that no data reach."""
+    for name in context.settings.loop.idle_losses:
+        weight = context.setting(f"loss_fn.{name}")
+        if weight:
+            yield context.error(
+                93,
+                f"loss_fn.{name} is {weight}, but GRPO gives the loss no rewards: the term is 0 at every step; leave "
+                "it out",
+            )
+
+
+@of_loop(RoutedDistillation)
+def check_advantage(context: StageContext) -> Iterator[Finding]:
+    """Find a distillation's advantage without the student's log-probability."""
+    if context.setting(FORCED) and context.setting(BOUND) is None:
         yield context.error(
             81,
             f"{FORCED} is on and {BOUND} is not set: the student's log-probability would be left out of the advantage; "
@@ -211,10 +215,11 @@ def check_adapters(context: StageContext) -> Iterator[Finding]:
         )
 
 
+@of_loop(RoutedDistillation)
 def check_routes(context: StageContext) -> Iterator[Finding]:
     """Find environments of the rows that no teacher has, and environments without rows that hide a misspelt name."""
     splits = read_if_there(context.stage.manifest, Manifest)
-    if splits is None or not context.settings.routes:
+    if splits is None:
         return
     names, of = splits["train"].get("environments", {}).keys(), context.settings.distillation.get("of", {}).keys()
     role_of, teachers = context.settings.teaching.role_of, context.settings.teachers
@@ -246,7 +251,7 @@ def check_formats(context: StageContext) -> Iterator[Finding]:
         if stage.settings.template_change:
             found = [change for change in found if change.startswith("the vocabulary")]
         sizes = [config_of(each).get("vocab_size") for each in (student.folder, folder)]
-        if not context.settings.routes and sizes[0] != sizes[1]:
+        if context.settings.loop.compares_vocabularies and sizes[0] != sizes[1]:
             found.append(f"vocab_size of config.json ({sizes[0]}, now {sizes[1]})")
         if found:
             yield context.error(
@@ -265,17 +270,19 @@ def check_formats(context: StageContext) -> Iterator[Finding]:
             )
 
 
+@of_loop(RoutedDistillation)
+def check_kind_of_teachers(context: StageContext) -> Iterator[Finding]:
+    """Find teachers who are not Megatron's."""
+    if context.training_nodes > 0 and context.setting("policy.dtensor_cfg.enabled"):
+        yield context.error(23, "policy.dtensor_cfg.enabled is on, but NeMo-RL's teachers (MOPD) are Megatron's")
+
+
+@of_loop(Distillation)
 def check_groups(context: StageContext) -> Iterator[Finding]:
-    """Find GPUs of a teacher that the parallel groups do not fill, and teachers who are not Megatron's."""
-    stage, nodes = context.settings, context.training_nodes
-    if stage.algorithm != "distillation" or nodes <= 0:
+    """Find GPUs of a teacher that the parallel groups do not fill."""
+    if context.training_nodes <= 0:
         return
-    sizes = [context.parallel_size(group, "teacher") for group in GROUPS]
-    if stage.routes:
-        sizes = [context.setting(f"{TEACHER}.{group}_parallel_size", 1) for group in GROUPS]
-        nodes = stage.cluster.teacher_nodes
-        if context.setting("policy.dtensor_cfg.enabled"):
-            yield context.error(23, "policy.dtensor_cfg.enabled is on, but NeMo-RL's teachers (MOPD) are Megatron's")
+    nodes, sizes = context.settings.loop.groups_of_teacher(context)
     gpus, group = nodes * context.site.slurm.gpus_per_node, prod(sizes)
     if gpus % group:
         yield context.error(18, f"a teacher has {gpus} GPUs, no multiple of TP x CP x PP = {group}")

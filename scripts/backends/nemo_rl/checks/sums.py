@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream
+from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream, of_loop
+from scripts.backends.nemo_rl.loops import Reinforcement
 from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
 from scripts.backends.protocol import Finding
 from scripts.records import Manifest, read_record
@@ -18,11 +19,10 @@ SANDBOXED = re.compile(r"ns_tools|math_formal_lean|lean4")
 GYM = "3rdparty/Gym-workspace/Gym"
 
 
+@of_loop(Reinforcement)
 def check_cohorts(context: StageContext) -> Iterator[Finding]:
     """Find cohorts for which a generative reward model waits for ever, and epochs that asynchronous loops ignore."""
     stage = context.settings
-    if stage.loop != "grpo":
-        return
     generations = stage.grpo["num_generations_per_prompt"]
     cohorts = context.values("env", "num_rollouts_per_prompt")
     for where, size in cohorts.items():
@@ -58,7 +58,7 @@ def check_checkpoints(context: StageContext) -> Iterator[Finding]:
     if judged and not context.validates:
         yield context.warning(
             27,
-            f"its gate judges {judged[0]}, but nothing validates; set {context.settings.loop}.val_period, "
+            f"its gate judges {judged[0]}, but nothing validates; set {context.settings.loop.section}.val_period, "
             "or val_at_end",
         )
 
@@ -115,7 +115,7 @@ def check_parallelism(context: StageContext) -> Iterator[Finding]:
     if isinstance(scored, int) and replicas and scored % together:
         yield context.error(
             19,
-            f"{stage.loop}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
+            f"{stage.loop.section}.val_global_batch_size {scored} cannot be shared evenly by {replicas} data-parallel "
             f"replicas in micro-batches; make it a multiple of {together}",
         )
     if generating % (tensor := stage.policy.get("generation", {}).get("vllm_cfg", {}).get("tensor_parallel_size", 1)):
@@ -145,7 +145,8 @@ def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
     epochs = context.of_algorithm("max_num_epochs", 1)
     if isinstance(epochs, int) and epochs < 1:
         yield context.error(
-            94, f"{stage.loop}.max_num_epochs is {epochs}: no step would be trained, with exit status 0; raise it"
+            94,
+            f"{stage.loop.section}.max_num_epochs is {epochs}: no step would be trained, with exit status 0; raise it",
         )
         return
     if rows is None:
@@ -168,5 +169,5 @@ def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
         yield context.error(
             4,
             f"{too_many} in each of {epochs} epochs; set it to {batches * epochs + begun} at most, or raise "
-            f"{stage.loop}.max_num_epochs",
+            f"{stage.loop.section}.max_num_epochs",
         )
