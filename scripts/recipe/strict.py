@@ -127,13 +127,14 @@ class Strict(BaseModel):
             for key in data:
                 is_fact = cls.effects.get(key) is Effect.FACT
                 if key not in cls.model_fields or (is_fact and info.context != RESOLVED):
-                    raise PydanticCustomError("unknown_key", "{message}", {"key": str(key), "message": cls._gone(key)})
+                    context = {"key": str(key), "message": cls._instead_of(key)}
+                    raise PydanticCustomError("unknown_key", "{message}", context)
                 if isinstance(data[key], bool) and cls.model_fields[key].annotation in NUMBERS:
                     raise invalid(f"{key} is a number; YAML reads yes, no, on and off as true and false")
         return data
 
     @classmethod
-    def _gone(cls, key: Any) -> str:
+    def _instead_of(cls, key: Any) -> str:
         """Return what to do instead of an unknown key."""
         gone = next((base.gone[key] for base in cls.__mro__ if key in vars(base).get("gone", ())), None)
         if gone:

@@ -1,12 +1,14 @@
 """A recipe is checked before anything runs: one line a mistake, with file, line, key and the nearest valid name."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from pydantic import ValidationError
 
 from docs.schema import derived_files, schema_text
 from scripts.backends.trl.algorithm import PACKAGES
@@ -15,8 +17,7 @@ from scripts.recipe.effect import Effect
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe, load_site, parse_config
 from scripts.recipe.recipe import STAGES
-from scripts.recipe.resolve import config_text, resolve_stage, sync_configs
-from scripts.recipe.stage_settings import StageSettings
+from scripts.recipe.resolve import config_text, resolve_stage, sync_configs, training_config
 from scripts.recipe.strict import Strict
 from scripts.recipe.yaml_file import pinned_versions, read_yaml
 from tests.cases import cases
@@ -235,13 +236,44 @@ def test_the_settings_that_change_no_weight_are_these():
     """A setting is in the resolved config, and so in the identity, unless it is named here."""
     every = {"parent", "continues", "blend", "checkpointing", "resources", "gate", "default_gate", "quantize", "sweep"}
     every |= {"best", "max_truncated_share", "max_lost_share", "template_change"}
-    more = {"grpo": {"gym_servers", "probe", "reward_model"}, "distillation": {"teachers"}}
+    placing = {"policy.train_micro_batch_size", "policy.dtensor_cfg"}
+    sampling = placing | {"policy.generation.vllm_cfg"}
+    measuring = ("val_period", "val_batches", "val_at_start", "val_at_end")
+    more = {
+        "grpo": sampling | {"gym_servers", "probe", "reward_model"},
+        "distillation": sampling | {"teachers"},
+        "merge": set(),
+    }
     for algorithm, settings in STAGES["trl"].items():
-        assert without_effect(settings) == every | more.get(algorithm, set()), algorithm
+        offline = placing | {f"{algorithm}.{name}" for name in measuring}
+        assert {*without_effect(settings)} == every | more.get(algorithm, offline), algorithm
     for algorithm, settings in STAGES["nemo_rl"].items():
-        assert without_effect(settings) == every | {"cluster", "image", "launcher", "logger", "teachers"}, algorithm
+        judges = {f"judges.{name}" for name in ("replicas", "nodes_per_replica", "environment", "address")}
+        own = {"cluster", "image", "launcher", "logger", "teachers"}
+        assert {*without_effect(settings)} == every | own | judges, algorithm
 
 
-def without_effect(settings: type[StageSettings]) -> set[str]:
-    """The settings of a stage that its resolved config lacks."""
-    return {name for name, mark in settings.effects.items() if mark is Effect.NONE}
+def without_effect(settings: type[Strict]) -> Iterator[str]:
+    """The settings, by dotted key, that a resolved config lacks."""
+    for name, field in settings.model_fields.items():
+        if settings.effects.get(name) is Effect.NONE:
+            yield name
+            continue
+        parts = [field.annotation, *get_args(field.annotation)]
+        for section in parts:
+            if isinstance(section, type) and issubclass(section, Strict):
+                yield from (f"{name}.{inner}" for inner in without_effect(section))
+
+
+def test_facts_are_of_resolved_configs_and_none_of_a_recipe():
+    loaded = load_recipe(ROOT / "config/recipes/tiny.yaml")
+    stage = loaded.stages["sft"]
+    assert stage.release == {}
+    with pytest.raises(ValidationError, match="unknown key"):
+        type(stage).model_validate({"algorithm": "sft", "release": {}})
+    resolved = resolve_stage(loaded, "sft")
+    assert type(resolved) is type(stage)
+    assert training_config(resolved.values()) == resolved
+    for name in ("release", "seed"):
+        with pytest.raises(ValidationError, match="is missing"):
+            training_config({key: value for key, value in resolved.values().items() if key != name})

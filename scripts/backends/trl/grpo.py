@@ -166,9 +166,8 @@ class GrpoSettings(RolloutSettings):
     def values_with_effect(self) -> dict[str, Any]:
         """Return the settings that may change weights; the correction of vLLM's only for rollouts by vLLM."""
         values = super().values_with_effect()
-        if not self.samples_by_vllm:
-            del values["loss_fn"]["use_importance_sampling_correction"]
-            del values["loss_fn"]["truncated_importance_sampling_ratio"]
+        for name in self.sampler.passes_over:
+            del values["loss_fn"][name]
         return values
 
     def make_small(self, values: dict[str, Any], prompts: int, starts: int) -> None:
@@ -199,5 +198,4 @@ class GrpoSettings(RolloutSettings):
         check_gym(self.gym, self.gym_servers)
         if self.reward_model is None and self.grpo.model_dump(include={*OF_TWO_REWARDS}, exclude_defaults=True):
             raise invalid(f"grpo.{' and grpo.'.join(OF_TWO_REWARDS)} are for a stage with a reward_model")
-        if self.loss_fn.use_importance_sampling_correction and not self.samples_by_vllm:
-            raise invalid("loss_fn.use_importance_sampling_correction is for policy.generation.backend: vllm")
+        self.sampler.refuse_loss(self.loss_fn)

@@ -69,13 +69,24 @@ def make_trainer(job: TrainingJob) -> GRPOTrainer:
 def set_sampler(trainer: Any, job: TrainingJob) -> None:
     """Let responses end at the stage's tokens too, and the sampler draw by the stage's seed."""
     trainer.eos_token_ids = [*trainer.eos_token_ids, *job.config.policy.generation.stop_token_ids]
-    if not job.config.samples_by_vllm:
-        spare_head(trainer.model)
-        trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
-        return
+    SETTING_UP[job.config.policy.generation.backend](trainer, job)
+
+
+def set_transformers(trainer: Any, job: TrainingJob) -> None:
+    """Let the trained model compute no more logits than it samples from, and end at the trainer's tokens."""
+    spare_head(trainer.model)
+    trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
+
+
+def set_vllm(trainer: Any, job: TrainingJob) -> None:
+    """Let the engine load the weights of every step, and draw by the stage's seed."""
     if job.accelerator == "cpu":
         load_by_reload(trainer.vllm_generation)
     set_seed(job.config.seed)  # the engine has seeded what it draws from, always alike
+
+
+SETTING_UP = {"transformers": set_transformers, "vllm": set_vllm}
+"""What readies a trainer's sampler, by the sampler's name."""
 
 
 def with_pictures(rows: Dataset, split: Path) -> Dataset:
@@ -148,7 +159,6 @@ def _arguments(job: TrainingJob, reward_weights: list[float]) -> GRPOConfig:
 def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
     """Return TRL's options for sampling responses to prompts in the order of the rows."""
     generation = job.config.policy.generation
-    ends = generation.stop_token_ids if job.config.samples_by_vllm else None
     return dict(
         shuffle_dataset=False,
         max_completion_length=generation.max_new_tokens,
@@ -157,11 +167,15 @@ def sampling_arguments(job: TrainingJob) -> dict[str, Any]:
         top_k=generation.top_k or 0,
         min_p=generation.min_p,
         repetition_penalty=generation.repetition_penalty,
-        generation_kwargs={"stop_token_ids": ends} if ends else None,
         max_tool_calling_iterations=generation.max_tool_calling_iterations,
         chat_template_kwargs=job.config.policy.tokenizer.chat_template_kwargs or None,
-        **(vllm_arguments(job) if job.config.samples_by_vllm else {}),
+        **OPTIONS[generation.backend](job),
     )
+
+
+def transformers_arguments(job: TrainingJob) -> dict[str, Any]:
+    """Return no more options of TRL."""
+    return {}
 
 
 NEUTRAL_DEFAULTS = "vllm"
@@ -180,7 +194,9 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
     config, cfg = job.config, job.settings.policy.generation.vllm_cfg
     eager = {"enforce_eager": True} if job.accelerator == "cpu" else {}
     vllm_generation.LLM = partial(vllm_generation.LLM, generation_config=NEUTRAL_DEFAULTS, **eager)
+    ends = config.policy.generation.stop_token_ids
     return {
+        "generation_kwargs": {"stop_token_ids": ends} if ends else None,
         "use_vllm": True,
         "vllm_mode": "colocate",
         "vllm_max_model_length": config.policy.max_total_sequence_length,
@@ -188,6 +204,10 @@ def vllm_arguments(job: TrainingJob) -> dict[str, Any]:
         "vllm_gpu_memory_utilization": cfg.gpu_memory_utilization or 0.3,
         "vllm_enable_sleep_mode": cfg.enable_sleep_mode,
     }
+
+
+OPTIONS = {"transformers": transformers_arguments, "vllm": vllm_arguments}
+"""TRL's further options, by the sampler's name."""
 
 
 def load_by_reload(generation: VLLMGeneration) -> None:

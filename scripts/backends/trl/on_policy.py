@@ -5,13 +5,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from scripts.backends.trl.algorithm import Policy, TrainingData, TrlSettings
+from scripts.backends.trl.sampler import SAMPLERS, Transformers
 from scripts.recipe.effect import Later, WithoutEffect
 from scripts.recipe.expand import Start
-from scripts.recipe.model import RandomModel
 from scripts.recipe.sampling import Sampling
 from scripts.recipe.stage_settings import StageSettings, Surroundings, Teaching
 from scripts.recipe.strict import Name, Strict, invalid
-from scripts.recipe.yaml_file import pinned_versions
 
 
 class VllmEngine(Strict):
@@ -73,17 +72,19 @@ class RolloutSettings(TrlSettings):
     policy: RolloutPolicy
 
     @property
+    def sampler(self) -> Transformers:
+        """What samples the rollouts."""
+        return SAMPLERS[self.policy.generation.backend]
+
+    @property
     def samples_by_vllm(self) -> bool:
         """Whether vLLM samples the rollouts instead of the trained model."""
         return self.policy.generation.backend == "vllm"
 
     @property
     def sampling_given(self) -> frozenset[str] | None:
-        """The settings that TRL always hands to transformers; vLLM takes no others than it is handed."""
-        if self.samples_by_vllm:
-            return None
-        named = {"min_p"} if self.policy.generation.min_p is not None else set()
-        return frozenset({"temperature", "top_p", "top_k", "repetition_penalty"} | named)
+        """The settings that TRL always hands to the sampler."""
+        return self.sampler.given(self.policy.generation)
 
     @property
     def rows_per_step(self) -> int:
@@ -98,7 +99,7 @@ class RolloutSettings(TrlSettings):
     @property
     def needs_export(self) -> str | None:
         """The reason why a fresh model cannot be the start; None: a fresh model can."""
-        return "policy.generation.backend vllm starts from an export" if self.samples_by_vllm else super().needs_export
+        return self.sampler.needs_export or super().needs_export
 
     @property
     def longest_prompt(self) -> int:
@@ -130,24 +131,17 @@ class RolloutSettings(TrlSettings):
         values[self.algorithm]["num_prompts_per_step"] = min(self.rows_per_step, prompts)
 
     def release_in(self, release: str | None) -> dict[str, str]:
-        """Return the versions pinned in envs/trl.txt, or in envs/vllm.txt for rollouts by vLLM."""
-        if self.samples_by_vllm:
-            return pinned_versions("vllm", (*self.packages, "vllm"))
-        return super().release_in(release)
+        """Return the versions pinned for the sampler."""
+        return self.sampler.versions(self.packages)
 
     def check_in(self, around: Surroundings) -> None:
         """Raise PydanticCustomError where the recipe's model or blend does not fit the backend."""
         super().check_in(around)
-        sees = isinstance(around.model, RandomModel) and around.model.vision is not None
-        if self.samples_by_vllm and sees:
-            raise invalid(
-                "vllm samples for models without vision only; make it transformers",
-                f"{around.at}.policy.generation.backend",
-            )
+        self.sampler.refuse_model(around.model, f"{around.at}.policy.generation.backend")
 
     def python_on(self, vllm_python: str | None) -> str:
-        """Return the Python that trains the stage: vLLM's for rollouts by vLLM."""
-        return vllm_python if self.samples_by_vllm and vllm_python else "python"
+        """Return the Python that trains the stage."""
+        return self.sampler.python_on(vllm_python)
 
 
 class Distillation(Teaching):

@@ -10,6 +10,7 @@ from pathlib import Path
 from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.algorithm import TrlSettings
 from scripts.backends.trl.on_policy import VllmEngine
+from scripts.backends.trl.sampler import CORRECTION
 from scripts.files import sha256_file, write_json
 from scripts.recipe.resolve import training_config
 from scripts.recipe.stage_settings import Checkpointing
@@ -108,7 +109,7 @@ def _small_config(job: TrainingJob, most_tokens: int, remarks: list[str]) -> Trl
         remarks.append("the rollouts were sampled by transformers, not by vLLM")
         generation.pop("backend")
         generation["vllm_cfg"] = VllmEngine().model_dump(mode="json")
-        for name in ("use_importance_sampling_correction", "truncated_importance_sampling_ratio"):
+        for name in CORRECTION:
             values.get("loss_fn", {}).pop(name, None)
     return training_config(values)
 
