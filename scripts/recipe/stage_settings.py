@@ -275,11 +275,6 @@ class StageSettings(Strict):
     template_date: Fact[date | None] = None
     model: Fact[Any] = None
 
-    @classmethod
-    def of_config(cls, values: dict[str, Any]) -> Self:
-        """Return the stage of a resolved config's values; ValidationError where they are none."""
-        return cls.model_validate(values, context=RESOLVED)
-
     @model_validator(mode="before")
     @classmethod
     def _is_complete(cls, data: Any, info: ValidationInfo) -> Any:

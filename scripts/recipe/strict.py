@@ -152,6 +152,11 @@ class Strict(BaseModel):
                 refuse(self)
         return self
 
+    @classmethod
+    def of_config(cls, values: dict[str, Any]) -> Self:
+        """Return the settings that a resolved config's values describe; ValidationError where they describe none."""
+        return cls.model_validate(values, context=RESOLVED)
+
     def values_with_effect(self) -> dict[str, Any]:
         """Return the plain values that may change a stage's weights, as a resolved config has them."""
         return self.model_dump(mode="json", exclude=self._left_out())

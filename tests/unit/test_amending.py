@@ -224,7 +224,7 @@ def test_an_amended_setting_that_was_undone_is_amended_again(stage):
 
 def test_a_pin_is_amended(stage, monkeypatch):
     pinned = dict(stage.config.release)
-    monkeypatch.setattr("scripts.backends.trl.algorithm.pinned_versions", lambda *_: pinned | {"trl": "9.9"})
+    monkeypatch.setattr("scripts.backends.trl.sampler.pinned_versions", lambda *_: pinned | {"trl": "9.9"})
     assert amend(stage_of(), BECAUSE)["changed"] == ["environments.mine", f"release.trl {pinned['trl']} -> 9.9"]
 
 

@@ -137,7 +137,7 @@ def ended(losses, **settings):
     for number, loss in enumerate(losses, start=1):
         steps += [{"step": 2 * number - 1, "seconds": 1.0}]
         steps += [{"step": 2 * number, "seconds": 1.0, "validation_loss": loss}]
-    found = ending_of(steps, StopWhen(val_period=2, **settings), 20)
+    found = ending_of(steps, StopWhen.of_config({"val_period": 2} | settings), 20)
     return found and (found.last, found.best, found.value)
 
 
@@ -167,7 +167,8 @@ def test_a_training_ends_by_what_its_held_out_rows_gave(losses, settings, end):
 def test_of_accuracy_the_highest_is_best_and_other_steps_count_for_nothing():
     rows = [(1, 0.9), (2, 0.5), (3, 1.0), (4, 0.4), (6, 0.3)]
     steps = [{"step": step, "seconds": 1.0, "validation_accuracy": value} for step, value in rows]
-    found = ending_of(steps, StopWhen(metric="validation_accuracy", val_period=2, patience=2), 20)
+    stopping = StopWhen.of_config({"metric": "validation_accuracy", "val_period": 2, "patience": 2})
+    found = ending_of(steps, stopping, 20)
     assert (found.last, found.best, found.value) == (6, 2, 0.5)
 
 
@@ -315,7 +316,7 @@ def test_what_is_published_of_a_stage_that_ended_early_is_told_in_words():
 
 
 def test_room_for_checkpoints_counts_those_of_each_measurement_and_the_best():
-    few, stopping = Checkpointing(save_period=10, keep_last_k=1), StopWhen(val_period=5)
+    few, stopping = Checkpointing(save_period=10, keep_last_k=1), StopWhen.of_config({"val_period": 5})
     assert (checkpoints_at_once(few, 100), checkpoints_at_once(few, 100, stopping)) == (2, 3)
     everything = Checkpointing(save_period=10)
     assert (checkpoints_at_once(everything, 100), checkpoints_at_once(everything, 100, stopping)) == (10, 30)

@@ -62,9 +62,10 @@ def train(job: TrainingJob, allocation: Allocation) -> None:
     """
     launch = launch_of(job, allocation.site)
     ask_addresses(launch.runtime)
-    if launch.data != job.train_split.parent.absolute():
+    rows = job.config.loop.folder_of_rows(job.train_split, job.run)
+    if rows != job.train_split.parent:
         for name in (job.train_split.name, "val-split.jsonl"):
-            write_rows(job.train_split.with_name(name), launch.data / name)
+            write_rows(job.train_split.with_name(name), rows / name)
     pass_over_newer(job.training, job.resume_from)
     job.training.forget_beyond(job.start)
     watch = _Watch(job, launch)
