@@ -10,6 +10,7 @@ command ended in a traceback, hung, or planned to train.
 """
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def verdict(command: str, said: list[Printed]) -> str:
         return "hung"
     if TRACEBACK in text:
         return "traceback"
-    if command == "snakemake -n" and "\nrule train:" in text:
+    if command == "snakemake -n" and re.search(r"\nrule (train|merge):", text):
         return "plans a training"
     return "one message" if any(each.status for each in said) else "goes on"
 

@@ -71,7 +71,7 @@ def judged(seed: int, results: Path, seconds: float | None) -> tuple[list[str], 
 def stages_to_train(recipe: str, run: str) -> list[str]:
     """Return the stages that a dry run would train."""
     dry = checked("snakemake", "--dry-run", "--config", f"recipe={recipe}", f"run={run}")
-    return sorted({*re.findall(r"^rule train:(?: stage=(\S+);)?", dry, re.M)})
+    return sorted({*re.findall(r"^rule (?:train|merge):(?: stage=(\S+);)?", dry, re.M)})
 
 
 def main() -> None:

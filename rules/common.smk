@@ -78,6 +78,11 @@ wildcard_constraints:
     blend=one_of(RECIPE.blends),
 
 
+def made_by_rule(name):
+    """The stages and checkpoints that jobs of a rule make."""
+    return [start.name for start in GRAPH.jobs if start.settings.rule == name]
+
+
 def of_stages(*names, among=STAGES):
     """Files of the directories of stages."""
     return expand(f"{RESULTS}/{{stage}}/{{name}}", stage=among, name=names)

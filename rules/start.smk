@@ -11,6 +11,7 @@ from scripts.commands.plan import check_budget, dry_run_text
 from scripts.commands.project import Project, store_refusals
 from scripts.commands.doctor import doubts, lacking_rows
 from scripts.files import sweep_leftovers
+from scripts.slurm.jobs import STAGE_RULES
 from scripts.slurm.resources import check_executor, check_site
 from scripts.stage.removal import finish_discards, line_of
 
@@ -18,8 +19,8 @@ PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.r
 
 
 def trained_by(jobs):
-    """The stages that training jobs of the call train."""
-    return {job.wildcards.stage for job in jobs if job.rule.name == "train"}
+    """The stages that jobs of the call train or merge."""
+    return {job.wildcards.stage for job in jobs if job.rule.name in STAGE_RULES}
 
 
 def scored_by(jobs):

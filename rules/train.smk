@@ -95,6 +95,8 @@ rule train:
         record=f"{RESULTS}/{{stage}}/ckpt/record.json",
     log:
         f"{RESULTS}/{{stage}}/logs/train.log",
+    wildcard_constraints:
+        stage=one_of(made_by_rule("train")),
     # A training that was cut off goes on as often as it makes new steps; scripts/controller/retries.py decides, which the
     # Snakemake within a Slurm job does not ask.
     retries: 1000 if workflow.is_main_process else 0

@@ -21,13 +21,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
-from scripts.controller.retries import RULE, logger
+from scripts.controller.retries import logger
 from scripts.credentials import without_credentials
 from scripts.errors import UserError
 from scripts.files import append_json, read_tail
 from scripts.program import run_command_line
 from scripts.recipe.config import Alerts
 from scripts.records import CheckpointRecord, Criteria, read_lines, read_record
+from scripts.slurm.jobs import STAGE_RULES
 from scripts.stage.provenance import step_text
 from scripts.stage.training_folder import TrainingFolder
 
@@ -74,7 +75,7 @@ class Messenger:
 
     def _text_on(self, job: Any, is_done: bool, interruption: str | None) -> str | None:
         name, stage, who = job.rule.name, job.wildcards.get("stage"), " ".join([job.rule.name, *job.wildcards])
-        if is_done and name == RULE:
+        if is_done and name in STAGE_RULES:
             return self._published(stage)
         if is_done and name == "gate":
             judged = read_record(self.results / stage / "criteria.json", Criteria)
@@ -83,7 +84,7 @@ class Messenger:
         if not is_done and not interruption and job.attempt > job.restart_times:
             said = without_credentials(" ".join(line for log in job.log for line in read_tail(Path(log), 2000)))
             return f"{who}: failed, waits for a person: {said.rpartition('error: ')[2]} ({job.log})"
-        if not interruption or name != RULE:
+        if not interruption or name not in STAGE_RULES:
             return None
         last = self._training(stage).attempts_of(self.call)[-1:]
         return interruption if any(attempt["outcome"] == "stalled" for attempt in last) else None

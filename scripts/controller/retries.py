@@ -20,11 +20,12 @@ import psutil
 
 from scripts.files import read_tail
 from scripts.slurm.client import ENDED_BY_SLURM, canceller_of
-from scripts.slurm.jobs import JobRecord, export_orphans, latest_jobs
+from scripts.slurm.jobs import STAGE_RULES, JobRecord, export_orphans, latest_jobs
 from scripts.stage.training_folder import TrainingFolder
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "sick", "waited"}
-RULE, TRAINER = "train", "scripts.train.run"
+PROGRAMS = {"scripts.train.run", "scripts.train.merge_stage"}
+"""What the jobs of `STAGE_RULES` run."""
 logger = logging.getLogger("snakemake")
 
 
@@ -80,7 +81,7 @@ class Retries:
         while True:
             for child in {*psutil.Process().children()} - told:
                 with suppress(psutil.Error):
-                    if TRAINER in child.cmdline():
+                    if PROGRAMS & {*child.cmdline()}:
                         told.add(child)
                         child.terminate()
             time.sleep(1)
@@ -92,7 +93,7 @@ class Retries:
         """
         if self.is_stopped:
             return Decision(False, f"{' '.join([rule, *wildcards.values()])}: stopped; the next call goes on with it")
-        if rule != RULE:
+        if rule not in STAGE_RULES:
             return None
         stage = wildcards["stage"]
         if reason := self.reason_to_stop(stage):

@@ -222,6 +222,8 @@ class StageSettings(Strict):
     A key speaks for all keys below it that are not there themselves.
     """
     default_seed: ClassVar[int | None] = 0
+    rule: ClassVar[str] = "train"
+    """The rule whose jobs make its checkpoint."""
     takes_model: ClassVar[bool] = False
     """Whether without a parent it starts from the export of the recipe's pretrained model, where that is one."""
     answers_prompts: ClassVar[bool] = True

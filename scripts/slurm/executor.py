@@ -39,7 +39,15 @@ from scripts.slurm.client import (
     run_client,
     show,
 )
-from scripts.slurm.jobs import FORMAT, note_submission, note_success, parse_squeue, read_call, write_call
+from scripts.slurm.jobs import (
+    FORMAT,
+    STAGE_RULES,
+    note_submission,
+    note_success,
+    parse_squeue,
+    read_call,
+    write_call,
+)
 from scripts.slurm.marks import make_mark, read_mark, remove_marks, write_mark
 from scripts.slurm.resources import ARGUMENTS, SECOND
 
@@ -259,7 +267,7 @@ def try_jobs(jobs: Iterable[Any], settings: Any) -> list[Trial]:
     """
     asked: dict[tuple[str, ...], set[str]] = {}
     for job in jobs:
-        name = job.wildcards.stage if job.rule.name == "train" else job.rule.name
+        name = job.wildcards.stage if job.rule.name in STAGE_RULES else job.rule.name
         asked.setdefault(trial_command(job, settings), set()).add(name)
     return [_answer(", ".join(sorted(names)), command) for command, names in asked.items()]
 

@@ -5,6 +5,7 @@ Slurm.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -20,8 +21,11 @@ from scripts.slurm.client import ENDED_STATES, ask
 
 FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%r|%D|%N|%V|%S|%e|%k"
-SLURM_LOGS = Path("results/slurm-logs/rule_train")
-STAGE_COMMENT = "rule_train_wildcards_"
+SLURM_LOGS = Path("results/slurm-logs")
+STAGE_RULES = ("train", "merge")
+"""The rules whose jobs make the checkpoint of a stage, which is their wildcard."""
+STAGE_COMMENT = re.compile(rf"rule_({'|'.join(STAGE_RULES)})_wildcards_(.*)")
+"""What the Slurm plugin notes of such a job."""
 ORPHANS = "STAGECOACH_ORPHANS"
 """The environment variable with the training jobs that outlived the Snakemake that submitted them, by stage."""
 TIME = "%Y-%m-%dT%H:%M:%S"
@@ -45,8 +49,16 @@ class JobRecord:
 
     @property
     def stage(self) -> str | None:
-        """The stage in training, or None."""
-        return self.comment.removeprefix(STAGE_COMMENT) if self.comment.startswith(STAGE_COMMENT) else None
+        """The stage that the job trains or merges, or None."""
+        found = STAGE_COMMENT.fullmatch(self.comment)
+        return found[2] if found else None
+
+    @property
+    def log(self) -> Path:
+        """The log in which Slurm keeps the output of a stage's job."""
+        found = STAGE_COMMENT.fullmatch(self.comment)
+        rule, stage = found.groups() if found else ("", "")
+        return SLURM_LOGS / f"rule_{rule}" / stage / f"{self.id}.log"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from scripts.records import Gate, read_if_there
 from scripts.slurm.client import ENDED_BY_SLURM, ENDED_STATES, epoch
-from scripts.slurm.jobs import SLURM_LOGS, JobRecord, LatestJob
+from scripts.slurm.jobs import JobRecord, LatestJob
 from scripts.stage.measured import is_measured, words_of
 from scripts.stage.paths import StagePaths
 from scripts.stage.progress import step_seconds
@@ -129,7 +129,7 @@ def _of_job(state: StageState, paths: StagePaths, latest: LatestJob) -> dict[str
     has_begun = any(attempt["slurm_job"] == job.id for attempt in state.attempts)
     if job.state in ("FAILED", "OUT_OF_MEMORY") and not has_begun:
         log = paths.attempts_log
-        log = log if _changed_at(log) >= (epoch(job.submitted) or 0) else SLURM_LOGS / state.stage / f"{job.id}.log"
+        log = log if _changed_at(log) >= (epoch(job.submitted) or 0) else job.log
         return {"state": "failed", "job": job.id, "note": f"{job.state} before any step; see {log}"}
     return None
 

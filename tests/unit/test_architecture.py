@@ -109,8 +109,8 @@ LOADERS = {
     "__import__": lambda name, *_: name,
     "backend_module": lambda _, part: f"scripts.backends.{UNKNOWN}.{part}",
 }
-LOOKED_FOR = {"scripts.controller.retries": "scripts.train.run"}
-"""A program's name that a module compares with the command lines of processes, and does not import."""
+LOOKED_FOR = {"scripts.controller.retries": {"scripts.train.run", "scripts.train.merge_stage"}}
+"""Programs' names that a module compares with the command lines of processes, and does not import."""
 PLUGINS = {
     "scripts.installed": "scripts.rewards.environments.*",
     "scripts.recipe.recipe": "scripts.backends.*.settings",
@@ -151,7 +151,7 @@ def imported_by_name(path: Path) -> set[str]:
         elif isinstance(node, ast.Constant | ast.JoinedStr) and node not in started:
             named = text_of(node, constants).partition(":")[0]
             patterns |= {named} & NAMES
-    patterns.discard(LOOKED_FOR.get(module_name(path)))
+    patterns -= LOOKED_FOR.get(module_name(path), set())
     found = {name for pattern in patterns - {UNKNOWN} for name in fnmatch.filter(NAMES, pattern)}
     return found - {module_name(path)}
 

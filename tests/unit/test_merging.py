@@ -261,18 +261,14 @@ def test_a_part_whose_weights_are_no_numbers_is_named_and_nothing_is_sealed(mode
     shard = next(path for path in sorted(broken.glob("*.safetensors")) if "model.norm.weight" in load_file(path))
     break_weight(shard, "model.norm.weight")
     shares = {"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}}
-    job = SimpleNamespace(
-        stage="soup",
-        config=MergeSettings.of_config(shares),
-        roles={"merge.a": models[1], "merge.b": broken},
-        parent_model=None,
-        run=tmp_path / "run",
-        threads=1,
-    )
-    job.run.mkdir()
+    exports = {"merge.a": models[1], "merge.b": broken}
+    config = MergeSettings.of_config(shares)
+    stage = SimpleNamespace(name="soup", config=config, role_exports=exports, parent_export=None)
+    run = tmp_path / "run"
+    run.mkdir()
     with pytest.raises(UserError, match=rf"^soup: b \({broken}\): weights are no numbers: model.norm.weight"):
-        merge_exports(job)
-    assert [*job.run.iterdir()] == []
+        merge_exports(stage, TrainingFolder(run), 1)
+    assert [*run.iterdir()] == []
 
 
 KILLED = """
@@ -289,9 +285,8 @@ def saved(*arguments, **options):
 merge_weights.save_file = saved
 config = MergeSettings.of_config({"algorithm": "merge", "seed": 0, "release": {}, "merge": {"a": 0.5, "b": 0.5}})
 roles = {"merge.a": a, "merge.b": b}
-training = TrainingFolder(run)
-job = SimpleNamespace(stage="soup", config=config, roles=roles, parent_model=None, run=run, training=training, threads=1)
-merge_weights.merge_exports(job)
+stage = SimpleNamespace(name="soup", config=config, role_exports=roles, parent_export=None)
+merge_weights.merge_exports(stage, TrainingFolder(run), 1)
 """
 
 

@@ -99,7 +99,7 @@ class StandIn(Backend):
 @pytest.fixture
 def train(monkeypatch):
     """Trains a stage with a stand-in; the exit status, and the steps from which it trained."""
-    monkeypatch.setattr("scripts.train.run.code_revision", lambda: None)  # which takes longer than all else
+    monkeypatch.setattr("scripts.train.attempt.code_revision", lambda: None)  # which takes longer than all else
 
     def train(stage: Stage, **attempt) -> tuple[int, list[int]]:
         backend = StandIn()

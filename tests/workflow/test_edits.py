@@ -51,7 +51,7 @@ def expected(workflow) -> dict[str, set[str]]:
     plan = [planned for planned in planned_stages(project, recipe.stages, outlook) if planned.estimate.steps != 0]
     printed = workflow.snakemake("--dry-run")
     table = dict(re.findall(ROW, printed, re.M))
-    jobs = {*re.findall(r"^rule train: stage=([\w.-]+);", printed, re.M)} & recipe.stages.keys()
+    jobs = {*re.findall(r"^rule (?:train|merge): stage=([\w.-]+);", printed, re.M)} & recipe.stages.keys()
     scored = re.findall(r"^rule (?:evaluate|test|score_quantized): stage=([\w.-]+);", printed, re.M)
     told = re.findall(r"^blend ([\w.-]+): ", printed, re.M)
     again = {*re.findall(r"^([\w.-]+) +(?:published again|fresh)\b", printed, re.M)} & jobs

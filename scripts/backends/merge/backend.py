@@ -1,26 +1,20 @@
-"""What makes a merge: a stage without rows, which is done in one step by this process."""
+"""What a merge answers to those who ask a stage's backend: it has no rows, and is made by scripts.train.merge_stage."""
 
 from pathlib import Path
 
 from scripts.backends.merge.merging import misfit
-from scripts.backends.protocol import Allocation, Backend, TrainingJob
+from scripts.backends.protocol import Backend
 from scripts.recipe.site import Site
 from scripts.records import ShownRow
 from scripts.stage.stage import Stage
 
 
 class Merge(Backend):
-    """Merges exports."""
+    """Checks and exports merges; nothing trains them."""
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return why there are no rows."""
         return "a merge has none"
-
-    def train(self, job: TrainingJob, allocation: Allocation) -> None:
-        """Merge in this process."""
-        from scripts.backends.merge.merge_weights import merge_exports  # noqa: PLC0415 - it loads torch
-
-        merge_exports(job)
 
     def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
         """Return the first difference of parts that do not fit together."""

@@ -14,41 +14,44 @@ from mergekit.merge_methods import merge_state_dicts
 from safetensors.torch import save_file
 
 from scripts.backends.merge.merging import Merging, misfit
-from scripts.backends.protocol import TrainingJob
 from scripts.backends.trl.versions import check_versions
 from scripts.errors import UserError
 from scripts.files import append_json, check_readable, copy_file, sha256_text, temporary_directory
 from scripts.model.finite import refuse_not_numbers
 from scripts.model.hugging_face import model_files
 from scripts.model.loading import read_tensor, shards_of
+from scripts.stage.rundir import Checkpoint
+from scripts.stage.stage import Stage
+from scripts.stage.training_folder import TrainingFolder
 
 
-def merge_exports(job: TrainingJob) -> None:
+def merge_exports(stage: Stage, training: TrainingFolder, threads: int) -> Checkpoint:
     """Merge the stage's parts, and seal the result as step 1; UserError where they do not fit together."""
-    config, started = job.config, time.monotonic()
+    config, exports, started = stage.config, stage.role_exports, time.monotonic()
     check_versions(config.release)
-    torch.set_num_threads(job.threads)
-    parts, base = [job.roles[role] for role in config.parts], [job.parent_model] if config.merging.has_base else []
+    torch.set_num_threads(threads)
+    parts = [exports[role] for role in config.parts]
+    base = [stage.parent_export] if config.merging.has_base else []
     for folder in (*parts, *base):
         check_readable(folder)
     if says := misfit(*parts, *base):
-        raise UserError(f"{job.stage}: {says}")
-    with temporary_directory(job.run / "saving") as fresh:
+        raise UserError(f"{stage.name}: {says}")
+    with temporary_directory(training.path / "saving") as fresh:
         write_merge(parts, [*config.parts.values()], base, config.merging, config.seed, fresh)
-        _refuse_not_numbers(job, fresh)
-        append_json(job.training.log, {"step": 1, "seconds": time.monotonic() - started})
-        job.training.seal(fresh, 1)
+        _refuse_not_numbers(stage, parts, base, fresh)
+        append_json(training.log, {"step": 1, "seconds": time.monotonic() - started})
+        return training.seal(fresh, 1)
 
 
-def _refuse_not_numbers(job: TrainingJob, merged: Path) -> None:
+def _refuse_not_numbers(stage: Stage, parts: Sequence[Path], base: Sequence[Path], merged: Path) -> None:
     """Raise UserError where the merged weights are no numbers, with the part that brought them if one did."""
     try:
-        refuse_not_numbers(merged, f"{job.stage}: merged", "Nothing is published")
+        refuse_not_numbers(merged, f"{stage.name}: merged", "Nothing is published")
     except UserError:
-        base = {"the base": job.parent_model} if job.config.merging.has_base else {}
-        parts = {role.removeprefix("merge."): job.roles[role] for role in job.config.parts}
-        for name, folder in (base | parts).items():
-            refuse_not_numbers(folder, f"{job.stage}: {name} ({folder})", "Merge another model in its place")
+        names = [role.removeprefix("merge.") for role in stage.config.parts]
+        named = [*zip(names, parts, strict=True), *(("the base", folder) for folder in base)]
+        for name, folder in named:
+            refuse_not_numbers(folder, f"{stage.name}: {name} ({folder})", "Merge another model in its place")
         raise
 
 

@@ -45,6 +45,7 @@ class Merging(Strict):
 class MergeSettings(StageSettings):
     """A stage that merges exports of one shape."""
 
+    rule = "merge"
     is_rewarded_here = False
     ROLES: ClassVar[tuple[str, ...]] = ("merge",)
 
