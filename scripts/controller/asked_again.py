@@ -14,14 +14,11 @@ from scripts.stage.state import States
 
 def check_names(recipe: Recipe, names: Iterable[str]) -> None:
     """UserError for a name without a stage in the recipe, and for checkpoints and choices."""
+    refused = {start.name: start.why_not_again for start in recipe.graph.trained}
     for name in names:
         said_by = f"again={name}: "
-        if name in recipe.checkpoints:
-            stage = recipe.checkpoints[name].stage
-            raise UserError(f"{said_by}is a checkpoint of {stage}, and again={stage} trains it again")
-        if name in recipe.choices:
-            among = ", ".join(recipe.choices[name].among)
-            raise UserError(f"{said_by}is chosen and not trained; name what it is chosen from: {among}")
+        if refused.get(name):
+            raise UserError(f"{said_by}{refused[name]}")
         check_stage_name(recipe, name, said_by)
 
 

@@ -201,6 +201,15 @@ class Start(Node):
         return frozenset(found)
 
     @property
+    def alternatives(self) -> tuple["Start", ...]:
+        """The starts one of which it is: itself, or what is chosen from."""
+        return self.itself
+
+    def last_step(self, trained: int | None) -> int | None:
+        """Return the step of its weights, by the last step of the training (None: unknown)."""
+        return trained
+
+    @property
     def trained(self) -> frozenset[str]:
         """The names of the stages whose training makes it; none of a pretrained model."""
         return self.trained_before
@@ -210,6 +219,11 @@ class Start(Node):
         """The names of the stages whose training directly comes before it, all candidates' of a choice."""
         trained = [start.trained for start in self.before]
         return frozenset().union(*trained)
+
+    @property
+    def is_scored_itself(self) -> bool:
+        """Whether held-out scores are taken of it; a choice gets those of the one that is chosen."""
+        return self.is_scored
 
     @property
     def scored(self) -> tuple["Start", ...]:
@@ -231,9 +245,28 @@ class ModelNode(Start):
         """The settings of the model."""
         return self.graph.models[self.name]
 
+    @property
+    def title(self) -> str:
+        """What it is to a stage, in words."""
+        return f"its model {self.name}"
+
     def has(self, file: str) -> bool:
-        """Whether the folder comes to hold a file: an export, and for the recipe's own model scores on tasks."""
-        return file == EXPORT or (file == TASK_SCORES and self.name == MODEL and self.graph.has_tasks)
+        """Whether the folder comes to hold a file: an export."""
+        return file == EXPORT
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModelNode(ModelNode):
+    """The recipe's own pretrained model, from which stages without a parent start."""
+
+    @property
+    def title(self) -> str:
+        """What it is to a stage, in words."""
+        return "its model"
+
+    def has(self, file: str) -> bool:
+        """Whether the folder comes to hold a file: an export, and scores on tasks."""
+        return super().has(file) or (file == TASK_SCORES and self.graph.has_tasks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -271,13 +304,39 @@ class Trained(Start):
     @property
     def model(self) -> tuple[Start, ...]:
         """The recipe's pretrained model, where the training starts from it."""
-        starts_from_it = self.settings.parent is None and self.settings.takes_model
-        return self.graph.starts_of([MODEL] if starts_from_it and MODEL in self.graph.models else ())
+        starts_from_it = self.settings.takes_model and not self.parents
+        return self.graph.own_model if starts_from_it else ()
 
     @property
     def origin(self) -> tuple[Start, ...]:
         """The start whose export the training starts from; none where it makes its model."""
         return self.parents or self.model
+
+    @property
+    def continued(self) -> tuple[Start, ...]:
+        """The parent, where its training goes on here: with its optimizer, schedule and count of steps."""
+        continues = self.settings.continues
+        return self.graph.starts_of([continues] if continues else ())
+
+    @property
+    def early_steps(self) -> tuple[int, ...]:
+        """The step of its weights, where that is an earlier one of the training."""
+        return ()
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether its config follows from the recipe; that of a choice is published with it."""
+        return True
+
+    @property
+    def why_not_again(self) -> str:
+        """Why a call cannot train it again, in words; empty where it can."""
+        return ""
+
+    @property
+    def trains(self) -> tuple["StageNode", ...]:
+        """The stage, where it is one, with a training of its own."""
+        return ()
 
     @property
     def draws_by_seed(self) -> bool:
@@ -399,6 +458,11 @@ class StageNode(Trained):
         return frozenset({self.name})
 
     @property
+    def trains(self) -> tuple["StageNode", ...]:
+        """The stage."""
+        return (self,)
+
+    @property
     def is_scored(self) -> bool:
         """Whether transformers samples responses to held-out prompts from the export."""
         evaluation = self.graph.evaluation
@@ -422,6 +486,20 @@ class CheckpointNode(Trained):
     def step(self) -> int:
         """The step of the checkpoint."""
         return self.checkpoint.step
+
+    @property
+    def early_steps(self) -> tuple[int, ...]:
+        """The step of the checkpoint."""
+        return (self.step,)
+
+    def last_step(self, trained: int | None) -> int | None:
+        """Return the step of the checkpoint, or the last step of a training that ends before."""
+        return self.step if trained is None else min(trained, self.step)
+
+    @property
+    def why_not_again(self) -> str:
+        """The stage to train again."""
+        return f"is a checkpoint of {self.stage}, and again={self.stage} trains it again"
 
     @property
     def stage(self) -> str:
@@ -469,6 +547,26 @@ class ChoiceNode(Trained):
         return self.graph.starts_of(self.choice.among)
 
     @property
+    def alternatives(self) -> tuple[Start, ...]:
+        """The candidates."""
+        return self.before
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the recipe tells its config: the candidate that is chosen does."""
+        return False
+
+    @property
+    def is_scored_itself(self) -> bool:
+        """Whether scores are taken of it: the candidate's are its own."""
+        return False
+
+    @property
+    def why_not_again(self) -> str:
+        """What it is chosen from."""
+        return f"is chosen and not trained; name what it is chosen from: {', '.join(self.choice.among)}"
+
+    @property
     def settings(self) -> StageSettings:
         """The settings of the first candidate."""
         return self.before[0].settings
@@ -507,6 +605,7 @@ class Graph:
             (ChoiceNode, self.choices),
             (CheckpointNode, self.checkpoints),
             (StageNode, self.stages),
+            (OwnModelNode, self.models.keys() & {MODEL}),
             (ModelNode, self.models),
         )
         for kind, named in kinds:
@@ -529,6 +628,11 @@ class Graph:
     def rows_of(self, *blends: str) -> tuple[RowsNode, ...]:
         """Return the rows of blends, without blends that the recipe has not."""
         return tuple(self.rows(blend) for blend in blends if blend in self.blends)
+
+    @property
+    def own_model(self) -> tuple[Start, ...]:
+        """The recipe's own pretrained model, where it has one."""
+        return self.starts_of(self.models.keys() & {MODEL})
 
     @property
     def known(self) -> list[str]:
@@ -556,7 +660,7 @@ class Graph:
     @cached_property
     def order(self) -> tuple[StageNode, ...]:
         """The stages, each after those that it needs, otherwise in the recipe's order; CycleError for a cycle."""
-        return tuple(start for start in self._in_order if start.name in self.stages)
+        return tuple(stage for start in self._in_order for stage in start.trains)
 
     @property
     def stage_names(self) -> list[str]:

@@ -55,7 +55,7 @@ def check_stage_name(recipe: Recipe, name: str, said_by: str = "") -> None:
         raise UserError(f"{said_by}the recipe starts at {recipe.start}, without {name}; start={name} begins there")
     if name in recipe.sweeps:
         raise UserError(f"{said_by}{name} has variants: {', '.join(recipe.sweeps[name])}")
-    if name not in {*recipe.stages, *recipe.checkpoints}:
+    if name not in [start.name for start in recipe.graph.jobs]:
         raise UserError(f"{said_by}no stage is named {name}{nearest(name, recipe.stages)}")
 
 

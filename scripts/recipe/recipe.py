@@ -22,7 +22,7 @@ from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, VALIDATED, CheckpointOf, Choice, expand
 from scripts.recipe.fitting import refuse_unmade, refuse_unscored, with_environments
-from scripts.recipe.graph import Graph, RowsNode
+from scripts.recipe.graph import Graph, RowsNode, Start
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
 from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings, Surroundings
@@ -247,13 +247,14 @@ class Recipe(Strict):
         for name, stage in self.stages.items():
             trained = {start.name for start in self.graph.trained}
             refuse_misnamed(f"stages.{name}.parent", "stage", stage.parent, self.stages, trained)
-            if stage.parent and stage.answers_prompts and not self.graph[stage.parent].settings.answers_prompts:
-                says = f"{stage.parent} is a reward model, which answers no prompts; start from the stage's own parent"
-                raise invalid(says, f"stages.{name}.parent")
+            for parent in self.graph[name].parents:
+                if stage.answers_prompts and not parent.settings.answers_prompts:
+                    says = "is a reward model, which answers no prompts; start from the stage's own parent"
+                    raise invalid(f"{parent.name} {says}", f"stages.{name}.parent")
             for role, start in stage.roles.items():
                 refuse_misnamed(f"stages.{name}.{role}", "stage or model", start, self.graph.known, self.graph.names)
-            if stage.continues is not None:
-                self._goes_on(name, stage)
+            for before in self.graph[name].continued:
+                self._goes_on(name, stage, before)
             if stage.kind is None:
                 continue
             refuse_misnamed(f"stages.{name}.blend", "blend", stage.blend, self.blends)
@@ -283,17 +284,15 @@ class Recipe(Strict):
             if last is not None and checkpoint.step > last:
                 raise invalid(f"has no step {checkpoint.step}, its last is {last}", at)
 
-    def _goes_on(self, name: str, stage: StageSettings) -> None:
+    def _goes_on(self, name: str, stage: StageSettings, before: Start) -> None:
         """Refuse a stage that cannot go on with the optimizer or the steps of the stage that it continues."""
-        before, at = self.graph[stage.continues].settings, f"stages.{name}.continues"
-        then = before.kept_by_continuing
+        at, then = f"stages.{name}.continues", before.settings.kept_by_continuing
         for key, value in stage.kept_by_continuing.items():
             if then.get(key) != value:
-                raise invalid(f"{stage.continues} cannot be continued: its {key} is {then.get(key)}, not {value}", at)
-        early = self.checkpoints.get(stage.continues)
-        begun, last = early.step if early else before.planned_step(None), stage.planned_step(None)
+                raise invalid(f"{before.name} cannot be continued: its {key} is {then.get(key)}, not {value}", at)
+        begun, last = before.last_step(before.settings.planned_step(None)), stage.planned_step(None)
         if begun is not None and last is not None and last <= begun:
-            says = f"begins after step {begun} of {stage.continues}, which max_num_steps ({last}) counts too"
+            says = f"begins after step {begun} of {before.name}, which max_num_steps ({last}) counts too"
             raise invalid(says, at)
 
     def _sources_fit(self) -> None:

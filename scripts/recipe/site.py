@@ -222,9 +222,9 @@ class Site(Strict):
 
     def for_stage(self, name: str) -> "Site":
         """Return the site with a stage's account, partition, constraint, QOS and arguments over the cluster's."""
-        if self.slurm is None or name not in self.stages:
+        if self.slurm is None:
             return self
-        own = self.stages[name].model_dump(include={*Submission.model_fields}, exclude_none=True)
+        own = self.stages.get(name, StageResources()).model_dump(include={*Submission.model_fields}, exclude_none=True)
         own["arguments"] = self.slurm.arguments | own["arguments"]
         return self.model_copy(update={"slurm": self.slurm.model_copy(update=own)})
 

@@ -374,11 +374,6 @@ class StageSettings(Strict):
         return self.parent
 
     @property
-    def starts(self) -> list[str]:
-        """Return the stages, checkpoints, choices and models needed, the parent first."""
-        return [*dict.fromkeys([*([self.parent] if self.parent else []), *self.roles.values()])]
-
-    @property
     def running_gate(self) -> list[Criterion]:
         """Return the criteria of a stage in training: the gate, and default bounds on rollouts that it leaves open."""
         stated = {criterion.metric for criterion in self.gate}

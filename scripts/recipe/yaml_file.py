@@ -158,7 +158,7 @@ def _file_meant(path: Path) -> str:
     """Return a hint at the file that a missing path may mean."""
     if named := sorted(Path("config").glob(f"*/{path.stem}.yaml")):
         return f"; did you mean {named[0]}?"
-    siblings = [file.name for file in path.parent.glob("[!.]*.yaml")] if path.parent.is_dir() else []
+    siblings = [file.name for file in path.parent.glob("[!.]*.yaml")]
     return nearest(path.name, siblings) if siblings else ""
 
 

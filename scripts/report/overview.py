@@ -64,8 +64,14 @@ class Lineage:
             found[name] = start
         return found
 
+    @cached_property
+    def _best(self) -> dict[str, str]:
+        """What each choice chose, by the choice's name."""
+        return {name: choice["chosen"][0] for name, choice in self.choices.items()}
+
     def _chosen(self, name: str) -> str:
-        return self.choices[name]["chosen"][0] if name in self.choices else name
+        """Return what a choice chose; any other name unchanged."""
+        return self._best.get(name, name)
 
     def stage_of(self, name: str) -> str:
         """Return the stage of a checkpoint's folder; any other name unchanged."""
@@ -93,7 +99,7 @@ class Lineage:
         starts = {parent for parent in self.started.values() if parent}
         starts |= {self._chosen(start) for roles in self.roles.values() for start in roles.values()}
         starts |= {self.stage_of(start) for start in starts} | {self.card_of(start) for start in starts}
-        chosen = {choice["chosen"][0] for choice in self.choices.values()}
+        chosen = {*self._best.values()}
         leaves: dict[str, list[str]] = {}
         for leaf in self.started:
             if starts.isdisjoint((leaf, card := self.card_of(leaf))):

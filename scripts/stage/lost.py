@@ -49,7 +49,7 @@ def mark_of_loss(recipe: Recipe, paths: StagePaths, noted: Any) -> int | None:
 
 def _is_continued(recipe: Recipe, name: str) -> bool:
     """Whether a stage goes on from the checkpoint, with the optimizer's state, which no export has."""
-    return any(stage.continues and stage.parent == name for stage in recipe.stages.values())
+    return any(before.name == name for stage in recipe.graph.trained for before in stage.continued)
 
 
 def _gone(folder: Path, files: Files) -> str:

@@ -34,5 +34,4 @@ def outlook_of(states: States, site: Site) -> Outlook:
 def _scored(recipe: Recipe) -> list[str]:
     """Return what a call scores: the stages, the checkpoints that others start from, and choices that end a chain."""
     graph = recipe.graph
-    ends = [end for end in graph.ends if end.name in recipe.choices]
-    return [start.name for start in (*graph.jobs, *ends)]
+    return list(dict.fromkeys(start.name for start in (*graph.jobs, *graph.ends)))

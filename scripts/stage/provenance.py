@@ -88,11 +88,11 @@ def record_of(stage: Stage, step: int) -> dict[str, Any]:
         **({"data": _data_of(stage)} if stage.blend else {}),
         **ended,
         "trained_by": trained_by(training, step),
-        "parents": [parent_of(stage.parent.paths, stage.start_record)] if stage.parent else [],
+        "parents": [parent_of(parent.paths, stage.start_record) for parent in stage.parents],
     }
     if stage.amendment:
         record["amended"] = chain_of(stage.trained_paths, stage.identity)
-    if stage.parent is None and stage.start_record is not None:
+    if not record["parents"] and stage.start_record is not None:
         record["model"] = _model_of(stage.start_record)
     for role, exported in stage.role_records.items():
         if stage.node.roles[role].trained:

@@ -236,7 +236,8 @@ def _rename_away(folder: Path, lock: Held | None, leaving: dict[Path, Path]) -> 
 
 def _reason_to_come_back(folder: Path, away: Path, lock: Held | None, uses: Uses) -> Discarded | None:
     """Bring a renamed training back where a use turns up; return the use."""
-    owner_file = away / "owner.json" if folder.parent.name == STORE else TrainingFolder(folder).owner_file
+    training = TrainingFolder(folder)
+    owner_file = away / "owner.json" if training.is_in_store else training.owner_file
     reason = reason_to_stay(folder, uses)
     if lock is not None and not lock.is_in(owner_file):
         reason = Discarded(folder, stays="its lock was taken over while this process stood still", is_trouble=True)

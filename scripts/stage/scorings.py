@@ -58,7 +58,7 @@ def parts_of(recipe: Recipe, results: Path, name: str) -> list[Part]:
     """Return the files of held-out scores that a stage or checkpoint gets, and the test scores of a chain's end."""
     graph, paths = recipe.graph, StagePaths(results / name)
     start, found = graph[name], []
-    if start.is_scored and name not in recipe.choices:
+    if start.is_scored_itself:
         blends = tuple(rows.name for rows in graph.scored_rows)
         policies = 1 if start.scored_before else 2
         found.append(Part(paths.evaluation, "validation", blends, policies))
@@ -89,8 +89,9 @@ class DueScores:
 
     def why(self, name: str) -> str:
         """Return why held-out scores of a stage, checkpoint or choice are to be taken; nothing where they stay."""
-        if name in self.recipe.choices and self.content_of(name) is None:
-            return f"{name}{COMES_FIRST}"
+        with suppress(UserError):  # of a damaged record, of which the stages' states tell
+            if self.recipe.graph[name].is_scored and self.content_of(name) is None:
+                return f"{name}{COMES_FIRST}"
         reasons = (self.of_part(name, part) for part in parts_of(self.recipe, self.results, name))
         return next(filter(None, reasons), "")
 

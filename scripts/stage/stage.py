@@ -82,9 +82,14 @@ class Stage:
         return StagePaths(self.results / self.name)
 
     @property
+    def parents(self) -> "list[Stage]":
+        """Return the parent in a list; none of a first stage."""
+        return [replace(self, name=parent.name) for parent in self.node.parents]
+
+    @property
     def parent(self) -> "Stage | None":
         """Return the parent, None for a first stage."""
-        return replace(self, name=self.settings.parent) if self.settings.parent else None
+        return next(iter(self.parents), None)
 
     @property
     def roles(self) -> dict[str, StagePaths]:
@@ -168,24 +173,26 @@ class Stage:
     @property
     def trained_starts(self) -> list[tuple[StagePaths, ExportRecord | None]]:
         """Return the paths of the parent stage and of the roles, each with the record of the export."""
-        parent = [(self.parent.paths, self.start_record)] if self.parent else []
-        return [*parent, *((paths, self.role_records.get(role)) for role, paths in self.roles.items())]
+        parents = [(parent.paths, self.start_record) for parent in self.parents]
+        return [*parents, *((paths, self.role_records.get(role)) for role, paths in self.roles.items())]
 
     @cached_property
     def continued(self) -> CheckpointRecord | None:
         """Return the record of the checkpoint whose training the stage continues; None for another start."""
-        return read_record(self.parent.paths.record, CheckpointRecord) if self.settings.continues else None
+        for start in self.node.continued:
+            return read_record(self.paths.sibling(start.name).record, CheckpointRecord)
+        return None
 
     @property
     def begun(self) -> int:
         """Return the parent's step after which the stage goes on; 0 for another start."""
-        return self.continued["step"] if self.settings.continues else 0
+        return self.continued["step"] if self.continued else 0
 
     @cached_property
     def config(self) -> StageSettings:
         """Return the resolved training config; for a choice the chosen candidate's."""
-        is_written = self.is_written or self.name in self.recipe.choices
-        return read_config(self.paths.config) if is_written else resolve_stage(self.recipe, self.name)
+        is_resolved_here = self.node.is_resolved and not self.is_written
+        return resolve_stage(self.recipe, self.name) if is_resolved_here else read_config(self.paths.config)
 
     @cached_property
     def rows(self) -> int | None:
@@ -199,8 +206,8 @@ class Stage:
 
     def planned_of(self, rows: int | None) -> int | None:
         """Return the planned step for a number of training rows (None: unknown)."""
-        planned, checkpoint = self.config.planned_step(rows), self.recipe.checkpoints.get(self.name)
-        return min(planned, checkpoint.step) if checkpoint and planned is not None else planned
+        planned = self.config.planned_step(rows)
+        return None if planned is None else self.node.last_step(planned)
 
     @cached_property
     def facts(self) -> Facts:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import reduce, singledispatchmethod
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,7 @@ from scripts.errors import UserError
 from scripts.files import amount
 from scripts.model.model_source import has_other_files, is_made_anew
 from scripts.recipe.expand import HELD_OUT_MEAN
-from scripts.recipe.graph import EXPORT
-from scripts.recipe.model import MODEL
+from scripts.recipe.graph import EXPORT, ChoiceNode, ModelNode, Trained
 from scripts.recipe.recipe import Recipe
 from scripts.records import CheckpointRecord, Choice, ExportRecord, Facts, each_read_once, read_if_there, read_record
 from scripts.remote.remote_store import RemoteStore
@@ -161,8 +160,7 @@ class States:
         is_whole = trained.state == "fresh" or trained.is_trained
         if not is_whole or start.settings.stopping is not None:
             return None
-        early = self.recipe.checkpoints.get(name)
-        return recorded_export(trained.training, early.step if early else trained.last)
+        return recorded_export(trained.training, start.last_step(trained.last))
 
     def _content_of(self, name: str) -> str | None:
         """Return the content of an export, None for one that is to be made."""
@@ -180,18 +178,26 @@ class States:
 
     def published(self, name: str) -> str | None:
         """Return the identity of an export; None where the recipe of today asks for another."""
-        paths = StagePaths(self.results / name)
-        if name not in self.recipe.choices:
-            identity = self._known[self.recipe.graph[name].stage].identity
-            exported = read_if_there(paths.export_record, ExportRecord)
-            is_ours = exported is not None and exported["identity"] == identity
-            if not is_ours or lost_of(self.recipe, paths) or self._is_asked_again(name):
-                return None
-            folder = folder_name(paths.sibling(self.recipe.graph[name].stage), identity)
-            is_again = folder != identity
-            is_before = is_again and paths.exported(exported["content"]).parents[1].name != folder
-            return None if is_before else identity
-        choice, record = self.recipe.choices[name], read_if_there(paths.choice, Choice)
+        start = self.recipe.graph[name]
+        return self._published(start, StagePaths(self.results / name))
+
+    @singledispatchmethod
+    def _published(self, start: Trained, paths: StagePaths) -> str | None:
+        """Return the identity of the export of a stage or checkpoint; None where it is not today's."""
+        identity = self._known[start.stage].identity
+        exported = read_if_there(paths.export_record, ExportRecord)
+        is_ours = exported is not None and exported["identity"] == identity
+        if not is_ours or lost_of(self.recipe, paths) or self._is_asked_again(start.name):
+            return None
+        folder = folder_name(paths.sibling(start.stage), identity)
+        is_again = folder != identity
+        is_before = is_again and paths.exported(exported["content"]).parents[1].name != folder
+        return None if is_before else identity
+
+    @_published.register
+    def _published_by_choice(self, start: ChoiceNode, paths: StagePaths) -> str | None:
+        """Return the identity of what a choice chose; None where it would be made again."""
+        choice, record = start.choice, read_if_there(paths.choice, Choice)
         if record is None or record["by"] != choice.by:
             return None
         chosen_from = {candidate["name"]: candidate["identity"] for candidate in record["candidates"]}
@@ -238,16 +244,13 @@ class States:
 
     def _begin(self, stage: Stage, planned: int | None) -> int:
         """Return the step at which a waiting stage is to begin: where the stage that it continues ends, else 0."""
-        continued = stage.settings.continues
-        if continued is None or planned is None:
-            return 0
-        early, trained = self.recipe.checkpoints.get(continued), self._known.get(continued)
-        if early is not None:
-            return min(early.step, planned)
-        may_end_early = self.recipe.graph[continued].settings.stopping is not None
-        if trained is None or trained.last is None or may_end_early:
-            return 0
-        return min(trained.last, planned)
+        for before in stage.node.continued:
+            trained = self._known.get(before.stage)
+            last = before.last_step(trained.last if trained else None)
+            may_end_early = before.settings.stopping is not None
+            if planned is not None and last is not None and not may_end_early:
+                return min(last, planned)
+        return 0
 
     def _of_config(self, stage: Stage, planned: int | None) -> list[Training]:
         """Return the trainings of a stage's config in the store that came as far as the stage is to."""
@@ -287,19 +290,31 @@ class States:
         content, graph = self._content_of(name), self.recipe.graph
         if content is not None:
             return Possible(frozenset({content}))
-        if name in graph.models:
-            return Possible(is_any=not has_other_files(graph.models[name], self.results / name))
-        if name in self.recipe.choices:
-            candidates = [self._possible(start.name) for start in graph[name].before]
-            return reduce(or_, candidates)
-        trained = self._known[graph[name].stage]
+        return self._possible_before(graph[name])
+
+    @singledispatchmethod
+    def _possible_before(self, start: Trained) -> Possible:
+        """Return the contents that the export of a stage or checkpoint may have, before it is made."""
+        trained = self._known[start.stage]
         if trained.identity is None:
             return Possible(self._matching.get(trained.stage, frozenset()), is_open=True)
-        training, early = self._trainings.by_identity.get(trained.identity), self.recipe.checkpoints.get(name)
-        is_only_to_export = early is not None and (trained.training.checkpoint(early.step).path / FILES).is_file()
+        training = self._trainings.by_identity.get(trained.identity)
+        early = [trained.training.checkpoint(step).path / FILES for step in start.early_steps]
+        is_only_to_export = any(file.is_file() for file in early)
         if training is None or is_only_to_export:
             return Possible(is_open=True)
         return Possible(training.contents, is_open=True)
+
+    @_possible_before.register
+    def _possible_of_model(self, start: ModelNode) -> Possible:
+        """Return the contents that the export of a pretrained model may have."""
+        return Possible(is_any=not has_other_files(start.model, self.results / start.name))
+
+    @_possible_before.register
+    def _possible_of_choice(self, start: ChoiceNode) -> Possible:
+        """Return the contents that the exports of the candidates may have."""
+        candidates = [self._possible(each.name) for each in start.alternatives]
+        return reduce(or_, candidates)
 
     def _is_asked_again(self, name: str, state: StageState | None = None) -> bool:
         """Whether the call is to train a stage again, without a note yet."""
@@ -314,7 +329,8 @@ class States:
         for start in stage.node.before:
             record = self.export_of(start.name)
             is_here = record == stage.paths.sibling(start.name).export_record
-            if record is not None and not is_here and start.name != stage.settings.continues:
+            is_export_enough = start not in stage.node.continued
+            if record is not None and not is_here and is_export_enough:
                 self._exports[start.name] = record
             elif not is_here:
                 missing.append(start)
@@ -326,8 +342,7 @@ class States:
             return "its data are made anew first"
         for start in missing:
             is_there = stage.paths.sibling(start.name).export_record.exists()
-            what = "its model" if start.name == MODEL else f"its model {start.name}"
-            return f"{what} {'is made anew' if is_there else 'comes'} first"
+            return f"{start.title} {'is made anew' if is_there else 'comes'} first"
         return ""
 
 
@@ -429,8 +444,10 @@ def _found_elsewhere(state: StageState, stage: Stage, store: RemoteStore) -> Sta
     notes = dict.fromkeys(filter(None, (state.note, found.get("note"))))
     state = replace(state, **{**found, "note": "; ".join(notes)})
     state = replace(state, is_unknown=bool(state.away) and state.training.newest_step == 0)
-    if stage.settings.continues and state.start == stage.begun:
-        state = replace(state, is_fetched=Checkpoint.at(stage.parent.paths.weights).is_elsewhere)
+    for before in stage.node.continued:
+        if state.start == stage.begun:
+            weights = stage.paths.sibling(before.name).weights
+            state = replace(state, is_fetched=Checkpoint.at(weights).is_elsewhere)
     return state
 
 

@@ -120,7 +120,8 @@ def refuse_missing_starts(stage: Stage) -> None:
 def take_over(stage: Stage, training: TrainingFolder, attempt: Attempt) -> bool:
     """Fetch later steps of a folder that this user may publish from a remote store; return whether any came."""
     check_owners(training, attempt.site.group if attempt.site else None)
-    return attempt.store is not None and pull_newest(attempt.store, training, stage.planned)
+    has_fetched = attempt.store is not None and pull_newest(attempt.store, training, stage.planned)
+    return has_fetched
 
 
 def seconds_to_push(

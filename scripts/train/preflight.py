@@ -186,9 +186,8 @@ def _refuse(stage: Stage, problems: list[str]) -> None:
 
 def check_handover(stage: Stage) -> None:
     """Raise UserError where another backend's export is not a whole model of the shape that the parent started from."""
-    parent = stage.parent
-    if parent is not None and parent.settings.backend != stage.settings.backend:
-        start = parent.parent_export or getattr(stage.recipe.model, "folder", None)
+    for foreign in stage.node.foreign:
+        start = replace(stage, name=foreign.name).parent_export or getattr(stage.recipe.model, "folder", None)
         check_model(exported_model(stage.parent_export_record), like=start if start and start.is_dir() else None)
 
 
@@ -303,8 +302,8 @@ def checkpoint_bytes(stage: Stage) -> int:
     """
     if getattr(getattr(stage.config, "policy", None), "lora", None) is not None:
         return 0
-    if stage.parent is not None:
-        files = read_record(stage.parent.paths.record, CheckpointRecord)["files"]
+    for parent in stage.parents:
+        files = read_record(parent.paths.record, CheckpointRecord)["files"]
         return sum(described["bytes"] for described in files.values())
     if stage.parent_export is not None:
         return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())

@@ -85,8 +85,10 @@ def test_a_node_answers_as_the_recipe_is_written(path):
         assert stage.settings is settings and (stage.stage, stage.trained) == (name, {name})
         assert names(stage.parents) == [each for each in (settings.parent,) if each]
         assert {role: start.name for role, start in stage.roles.items()} == settings.roles
-        assert names(stage.starts) == settings.starts and {*stage.starts} <= {*stage.before}
-        assert {start.name for start in stage.before} - {MODEL} == {*settings.starts, *names(stage.makers)} - {MODEL}
+        parents = [settings.parent] if settings.parent else []
+        starts = list(dict.fromkeys([*parents, *settings.roles.values()]))
+        assert names(stage.starts) == starts and {*stage.starts} <= {*stage.before}
+        assert {start.name for start in stage.before} - {MODEL} == {*starts, *names(stage.makers)} - {MODEL}
         assert all(order.index(before) < order.index(name) for before in stage.trained_before), "parents come first"
         above = [start.lineage for start in stage.before]
         assert stage.lineage == frozenset({stage}).union(*above)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scripts.controller.retries import Decision, Retries, reason_to_stop
-from scripts.slurm.jobs import note_submission, read_call, write_call
+from scripts.slurm.jobs import STAGE_RULES, note_submission, read_call, write_call
 from scripts.stage.training_folder import TrainingFolder
 
 
@@ -105,9 +105,10 @@ def test_the_attempts_of_a_run_directory_set_aside_are_not_counted(run, tmp_path
     assert "reason of its own" in retries.reason_to_stop("stage")
 
 
-def test_a_failed_training_ends_an_interrupted_one_and_another_rule_go_on(run, tmp_path, caplog):
+@pytest.mark.parametrize("rule", STAGE_RULES)
+def test_a_failed_training_ends_an_interrupted_one_and_another_rule_go_on(rule, run, tmp_path, caplog):
     retries = Retries(tmp_path, call=7, on_slurm=False)
-    training = "train", {"stage": "stage"}
+    training = rule, {"stage": "stage"}
     attempt(run, "unfinished")
     again = retries.on_failure(*training)
     assert again.is_tried_again and again.line.startswith("stage: killed; trying again from step")

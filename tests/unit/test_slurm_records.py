@@ -31,6 +31,14 @@ def squeue(tmp_path, monkeypatch):
     return answer
 
 
+def test_the_job_of_a_merge_is_its_stages_as_a_trainings_is(squeue):
+    note_submission("call", "4", "rule_merge_wildcards_soup", "r")
+    job = latest_jobs(Path("r"))["soup"].job
+    assert (job.stage, job.log) == ("soup", Path("results/slurm-logs/rule_merge/soup/4.log"))
+    note_submission("call", "5", "rule_merged_wildcards_other", "r")
+    assert latest_jobs(Path("r")).keys() == {"soup"}
+
+
 def line(job: int | str, state: str, stage: str = "rlvr1") -> str:
     return LINE.format(id=job, state=state, stage=stage, second=int(str(job)[-1]))
 

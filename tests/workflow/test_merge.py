@@ -1,6 +1,9 @@
 """Merges of a chain's branches, by a grid of shares: published, scored, gated and reported like any stage."""
 
 import json
+import os
+import re
+import shutil
 from importlib.util import find_spec
 
 import pyarrow.parquet as pq
@@ -43,8 +46,25 @@ def tree(finished, tmp_path_factory):
     recipe = yaml.safe_load(path.read_text())
     recipe["stages"] |= MERGES
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
-    workflow.snakemake()
+    printed = workflow.snakemake()
+    assert {*re.findall(r"^rule merge: stage=([\w.-]+);", printed, re.M)} == {*SOUPS, "dare"}
+    assert "rule train:" not in printed
     return workflow
+
+
+STRUCK = """
+import os, signal
+from scripts.backends.merge import merge_weights
+from scripts.program import run_command_line
+from scripts.train.merge_stage import main
+save = merge_weights.save_file
+def saved(*arguments, **options):
+    save(*arguments, **options)
+    os.kill(os.getpid(), signal.SIGTERM)
+merge_weights.save_file = saved
+run_command_line(main)
+"""
+"""The program of rule merge, which SIGTERM strikes once weights are written."""
 
 
 def read(tree, path: str) -> dict:
@@ -84,6 +104,20 @@ def test_the_lineage_of_a_merge_is_verified_through_its_parts(tree):
     chain = read_chain(tree.results / "dare")
     assert [link.name for link in chain] == ["sft", *PARTS, "dare"]
     assert verify(chain).problems == []
+
+
+def test_a_merge_that_a_signal_ends_leaves_nothing_half_made_and_starts_again(tree):
+    folder, before = (tree.results / "dare/run").resolve(), weights(tree, "dare")
+    shutil.rmtree(folder)
+    options = ("--recipe", "config/recipes/short.yaml", "--results", "results/short", "--root", "results")
+    struck = tree.run("python", "-c", STRUCK, *options, "--stage", "dare", check=False)
+    assert struck.returncode == os.EX_TEMPFAIL and "dare: SIGTERM ended the merge" in struck.stdout
+    left = {path.name for path in folder.rglob("*") if path.is_file()}
+    assert left == {"identity.json", "config.yaml", "attempts.jsonl"}, "no lock, no weights"
+    assert [attempt["outcome"] for attempt in TrainingFolder(folder).attempts] == ["unfinished"]
+    tree.run("python", "-m", "scripts.train.merge_stage", *options, "--stage", "dare")
+    merged = load_file(TrainingFolder(folder).newest_checkpoint().path / "model.safetensors")
+    assert merged.keys() == before.keys() and all(merged[name].equal(before[name]) for name in before)
 
 
 def test_other_shares_are_merged_anew_and_nothing_trains(tree):

@@ -95,8 +95,9 @@ def cut_answers(stage: Stage) -> Iterator[str]:
     key, sampling, whose = "evaluation", evaluation, "the first rows' answers"
     if generation:
         key, sampling, whose = "policy.generation", generation, "the parent's held-out answers"
-        if stage.parent and stage.parent.paths.rollouts.is_file():
-            lengths = read_table(stage.parent.paths.rollouts, ROLLOUTS)["tokens_after"].drop_null().to_pylist()
+        for rollouts in [parent.paths.rollouts for parent in stage.parents]:
+            responses = read_table(rollouts, ROLLOUTS) if rollouts.is_file() else ROLLOUTS.empty_table()
+            lengths = responses["tokens_after"].drop_null().to_pylist()
     elif evaluation and (model / "tokenizer.json").is_file():
         counter = TokenCounter(str(model / "tokenizer.json"), config.chat_template or chat_template_of(model))
         lengths = measured(stage.train_split, AnswersOf(config.kind, counter, SAMPLE)).tokens

@@ -130,8 +130,9 @@ def model_at_hand(stage: Stage) -> tuple[Path | None, Shape | None]:
     """Return the newest export in a stage's line, else the recipe's folder, with the shape that all of them have."""
     export = stage.parent_export
     folder = export if export and (export / "config.json").is_file() else getattr(stage.recipe.model, "folder", None)
-    if folder != export and stage.parent:
-        return model_at_hand(stage.parent)
+    for parent in stage.parents:
+        if folder != export:
+            return model_at_hand(parent)
     try:
         return folder, Shape.of_folder(folder) if folder else None
     except (UserError, KeyError, OSError):

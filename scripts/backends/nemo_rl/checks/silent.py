@@ -6,6 +6,7 @@ Automodel's code.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fnmatch import fnmatch
 from math import prod
 from pathlib import Path
@@ -79,8 +80,12 @@ def check_optimizer(context: StageContext) -> Iterator[Finding]:
 
 def check_continuing(context: StageContext) -> Iterator[Finding]:
     """Find a release that keeps the loader's position, and an optimizer that keeps the parent's rate."""
-    if context.settings.continues is None:
-        return
+    for before in context.stage.node.continued:
+        yield from _of_continuing(context, replace(context.stage, name=before.name))
+
+
+def _of_continuing(context: StageContext, before: Stage) -> Iterator[Finding]:
+    """Yield what speaks against going on with the training of the stage before."""
     if "begins_data_anew" not in context.release.can:
         says = f"continues: {context.release.name} would go on at the parent's row of the data; name a later release"
         yield context.error(78, says)
@@ -89,11 +94,10 @@ def check_continuing(context: StageContext) -> Iterator[Finding]:
         if not context.setting(key):
             yield context.error(92, f"continues: the optimizer would keep the parent's rate; set {key}: true")
         return
-    stage = Stage(context.stage.recipe, context.stage.results, context.settings.continues)
-    parent = StageContext(**vars(runtime_of(stage.recipe, stage.name, context.site)), stage=stage)
+    parent = StageContext(**vars(runtime_of(before.recipe, before.name, context.site)), stage=before)
     for key in RATES:
         if context.setting(key) != parent.setting(key):
-            says = f"continues: {key} is not {stage.name}'s, whose rate the optimizer keeps without Megatron"
+            says = f"continues: {key} is not {before.name}'s, whose rate the optimizer keeps without Megatron"
             yield context.error(92, f"{says}; set it to {parent.setting(key)}")
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream, of_loop
@@ -151,8 +152,9 @@ def check_rows_and_steps(context: StageContext) -> Iterator[Finding]:
         return
     if rows is None:
         return
-    planned, batches, before = stage.planned_step(rows), rows // stage.rows_per_step, context.stage.parent
-    begun = before.planned or 0 if stage.continues and before else 0
+    planned, batches = stage.planned_step(rows), rows // stage.rows_per_step
+    continued = [replace(context.stage, name=before.name) for before in context.stage.node.continued]
+    begun = sum(before.planned or 0 for before in continued)
     too_many = f"max_num_steps is {planned}, but {rows} rows make {batches} steps of {stage.rows_per_step}"
     if planned < 1:
         yield context.error(
