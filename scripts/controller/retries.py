@@ -25,7 +25,7 @@ from scripts.stage.training_folder import TrainingFolder
 
 INTERRUPTED = {"unfinished", "exhausted", "killed", "lost", "stalled", "sick", "waited"}
 PROGRAMS = {"scripts.train.run", "scripts.train.merge_stage"}
-"""What the jobs of `STAGE_RULES` run."""
+"""The programs of jobs of `STAGE_RULES`."""
 logger = logging.getLogger("snakemake")
 
 

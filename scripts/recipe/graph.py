@@ -202,11 +202,11 @@ class Start(Node):
 
     @property
     def alternatives(self) -> tuple["Start", ...]:
-        """The starts one of which it is: itself, or what is chosen from."""
+        """The start, or the candidates of a choice."""
         return self.itself
 
     def last_step(self, trained: int | None) -> int | None:
-        """Return the step of its weights, by the last step of the training (None: unknown)."""
+        """Return the step of the weights, by the last step of the training (None: unknown)."""
         return trained
 
     @property
@@ -222,7 +222,7 @@ class Start(Node):
 
     @property
     def is_scored_itself(self) -> bool:
-        """Whether held-out scores are taken of it; a choice gets those of the one that is chosen."""
+        """Whether jobs take held-out scores of the export; a choice has the scores of a candidate."""
         return self.is_scored
 
     @property
@@ -247,7 +247,7 @@ class ModelNode(Start):
 
     @property
     def title(self) -> str:
-        """What it is to a stage, in words."""
+        """The words for the model in a sentence about a stage."""
         return f"its model {self.name}"
 
     def has(self, file: str) -> bool:
@@ -261,7 +261,7 @@ class OwnModelNode(ModelNode):
 
     @property
     def title(self) -> str:
-        """What it is to a stage, in words."""
+        """The words for the model in a sentence about a stage."""
         return "its model"
 
     def has(self, file: str) -> bool:
@@ -314,28 +314,28 @@ class Trained(Start):
 
     @property
     def continued(self) -> tuple[Start, ...]:
-        """The parent, where its training goes on here: with its optimizer, schedule and count of steps."""
+        """The parent, where the training goes on with the parent's optimizer, schedule and count of steps."""
         continues = self.settings.continues
         return self.graph.starts_of([continues] if continues else ())
 
     @property
     def early_steps(self) -> tuple[int, ...]:
-        """The step of its weights, where that is an earlier one of the training."""
+        """The step of the weights, where the training goes on after that step."""
         return ()
 
     @property
     def is_resolved(self) -> bool:
-        """Whether its config follows from the recipe; that of a choice is published with it."""
+        """Whether the config follows from the recipe; a choice has a published config."""
         return True
 
     @property
     def why_not_again(self) -> str:
-        """Why a call cannot train it again, in words; empty where it can."""
+        """Why no call trains it again, in words; empty where a call does."""
         return ""
 
     @property
     def trains(self) -> tuple["StageNode", ...]:
-        """The stage, where it is one, with a training of its own."""
+        """The stage of the same name; none of a checkpoint or choice."""
         return ()
 
     @property
@@ -553,17 +553,17 @@ class ChoiceNode(Trained):
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the recipe tells its config: the candidate that is chosen does."""
+        """No: the chosen candidate has the config."""
         return False
 
     @property
     def is_scored_itself(self) -> bool:
-        """Whether scores are taken of it: the candidate's are its own."""
+        """No: the chosen candidate has the scores."""
         return False
 
     @property
     def why_not_again(self) -> str:
-        """What it is chosen from."""
+        """The candidates to train again."""
         return f"is chosen and not trained; name what it is chosen from: {', '.join(self.choice.among)}"
 
     @property

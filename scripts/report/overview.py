@@ -66,11 +66,11 @@ class Lineage:
 
     @cached_property
     def _best(self) -> dict[str, str]:
-        """What each choice chose, by the choice's name."""
+        """The chosen candidate, by the choice's name."""
         return {name: choice["chosen"][0] for name, choice in self.choices.items()}
 
     def _chosen(self, name: str) -> str:
-        """Return what a choice chose; any other name unchanged."""
+        """Return the candidate that a choice chose; any other name unchanged."""
         return self._best.get(name, name)
 
     def stage_of(self, name: str) -> str:

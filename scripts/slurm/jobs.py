@@ -23,9 +23,9 @@ FOLDER = Path(".snakemake/stagecoach/slurm")
 FORMAT = "%i|%T|%r|%D|%N|%V|%S|%e|%k"
 SLURM_LOGS = Path("results/slurm-logs")
 STAGE_RULES = ("train", "merge")
-"""The rules whose jobs make the checkpoint of a stage, which is their wildcard."""
+"""The rules that make a stage's checkpoint; the stage is the wildcard."""
 STAGE_COMMENT = re.compile(rf"rule_({'|'.join(STAGE_RULES)})_wildcards_(.*)")
-"""What the Slurm plugin notes of such a job."""
+"""The Slurm plugin's note of such a job."""
 ORPHANS = "STAGECOACH_ORPHANS"
 """The environment variable with the training jobs that outlived the Snakemake that submitted them, by stage."""
 TIME = "%Y-%m-%dT%H:%M:%S"
@@ -55,7 +55,7 @@ class JobRecord:
 
     @property
     def log(self) -> Path:
-        """The log in which Slurm keeps the output of a stage's job."""
+        """Slurm's log of a stage's job."""
         found = STAGE_COMMENT.fullmatch(self.comment)
         rule, stage = found.groups() if found else ("", "")
         return SLURM_LOGS / f"rule_{rule}" / stage / f"{self.id}.log"

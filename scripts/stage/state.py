@@ -183,7 +183,7 @@ class States:
 
     @singledispatchmethod
     def _published(self, start: Trained, paths: StagePaths) -> str | None:
-        """Return the identity of the export of a stage or checkpoint; None where it is not today's."""
+        """Return the identity of the export of a stage or checkpoint; None where the recipe asks for another."""
         identity = self._known[start.stage].identity
         exported = read_if_there(paths.export_record, ExportRecord)
         is_ours = exported is not None and exported["identity"] == identity
@@ -196,7 +196,7 @@ class States:
 
     @_published.register
     def _published_by_choice(self, start: ChoiceNode, paths: StagePaths) -> str | None:
-        """Return the identity of what a choice chose; None where it would be made again."""
+        """Return the identity of the chosen candidate; None for a choice to be made again."""
         choice, record = start.choice, read_if_there(paths.choice, Choice)
         if record is None or record["by"] != choice.by:
             return None

@@ -1,7 +1,7 @@
-"""An attempt at a stage: what a job of Snakemake is given, and what every such job does before and after its work.
+"""An attempt at a stage: settings from the command line, and the work of a job before and after a training or a merge.
 
-A job trains a stage (run.py) or merges one (merge_stage.py). Both publish what the store's folder holds already, take
-later steps from a remote store, note each attempt in the folder, and publish the last step.
+Jobs of run.py and merge_stage.py publish a finished training of the store, fetch later steps from a remote store, note
+each attempt in the training's folder, and publish the last step.
 """
 
 import math
@@ -99,7 +99,7 @@ def attempt_of(
 
 
 def refuse_contradictions(stage: Stage) -> None:
-    """UserError where the export of a start is not what its records tell."""
+    """UserError where records contradict the export of a start."""
     problems = []
     for paths, record in stage.trained_starts:
         if record is not None:
@@ -118,7 +118,10 @@ def refuse_missing_starts(stage: Stage) -> None:
 
 
 def take_over(stage: Stage, training: TrainingFolder, attempt: Attempt) -> bool:
-    """Fetch later steps of a folder that this user may publish from a remote store; return whether any came."""
+    """Fetch later steps of a training from a remote store; return whether any came.
+
+    UserError for a training of a user who is not trusted.
+    """
     check_owners(training, attempt.site.group if attempt.site else None)
     has_fetched = attempt.store is not None and pull_newest(attempt.store, training, stage.planned)
     return has_fetched
@@ -142,7 +145,7 @@ def seconds_to_push(
 
 
 def waits_for_nodes(stage: Stage, training: TrainingFolder, attempt: Attempt, step: int) -> bool:
-    """Whether an attempt that is to publish alone found a stage with steps left, which is noted and printed.
+    """Whether an attempt without a training's nodes found a stage with steps left, as then noted and printed.
 
     UserError where the last two attempts of the call made no new step.
     """
@@ -168,7 +171,7 @@ class Nodes:
 
     @classmethod
     def of(cls, stage: Stage, attempt: Attempt) -> "Nodes":
-        """Look at the nodes, where the site says so."""
+        """Return an attempt's nodes, looked at where the site asks for it."""
         job, site, health = attempt.allocation.job, attempt.site, Health({}, {}, 0.0)
         if job is None:
             return cls(None, health, 0)
@@ -218,7 +221,7 @@ def publish_stage(stage: Stage, published: Checkpoint, more: dict[str, Any]) -> 
 
 
 def say_published(stage: Stage, training: TrainingFolder, record: dict[str, Any]) -> None:
-    """Print what was published, and how a training again came out."""
+    """Print the published step, and the outcome of a training again."""
     words = [f"step {step_text(record)}", *filter(None, [words_of_skipped(record)])]
     told = words_of_selected(record) or ", ".join(words)
     print(f"{stage.name}: published {stage.paths.ckpt} ({told})", flush=True)

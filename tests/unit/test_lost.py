@@ -127,7 +127,7 @@ def test_of_a_stage_that_another_continues_the_checkpoint_is_asked_for_too(tree,
     remove(folder("rlvr") / "checkpoints/step_2/optimizer.pt")
     paths = StagePaths(RESULTS / "rlvr")
     assert lost_of(tree, paths) == ""
-    continuing = tree.stages["rlhf"].model_copy(update={"continues": True})
+    continuing = tree.stages["rlhf"].model_copy(update={"continues": "rlvr"})
     monkeypatch.setitem(tree.stages, "rlhf", continuing)
     assert "lacks optimizer.pt" in lost_of(tree, paths)
 

@@ -28,7 +28,6 @@ from scripts.records import Reach
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.training_folder import TrainingFolder
-from scripts.train import run as trainer
 from scripts.train.run import UNFINISHED, Attempt, train_stage
 from tests.conftest import ROOT
 from tests.stages import as_of
@@ -299,7 +298,7 @@ class World:
         monkeypatch.setattr(nemo_rl_backend, "LOOK_SECONDS", 0)
         monkeypatch.setattr(nemo_rl_backend._Watch, "_note_startup", lambda self: None)
         monkeypatch.setattr(BACKEND, "train", nemo_rl_backend.train)
-        monkeypatch.setattr(trainer, "code_revision", lambda: None)
+        monkeypatch.setattr("scripts.train.attempt.code_revision", lambda: None)
 
     def attempt(self, stage: Stage | None = None) -> int:
         stop, how = StopRequest(), Attempt(call=self.call)

@@ -95,7 +95,7 @@ def test_stages_follow_each_other_in_the_published_order(name, order):
 
 def test_ultras_teachers_stand_beside_each_other_and_teach_the_student_that_they_start_from():
     recipe = recipe_of("ultra3")
-    starts = {name: recipe.stages[name].starts for name in recipe.graph.stage_names}
+    starts = {name: [start.name for start in recipe.graph[name].starts] for name in recipe.graph.stage_names}
     student, teachers = "student_rlvr2", ["rlhf_teacher", "ifbench_teacher", "reasoning_teacher", "swe_teacher"]
     assert starts.pop("mopd") == [student, *teachers]
     assert starts == {"student_rlvr1": [], student: ["student_rlvr1"]} | {name: [student] for name in teachers}

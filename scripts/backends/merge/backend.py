@@ -1,4 +1,4 @@
-"""What a merge answers to those who ask a stage's backend: it has no rows, and is made by scripts.train.merge_stage."""
+"""A merge as a backend: checks before it, and its export; scripts.train.merge_stage merges."""
 
 from pathlib import Path
 

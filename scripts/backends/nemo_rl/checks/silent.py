@@ -85,7 +85,7 @@ def check_continuing(context: StageContext) -> Iterator[Finding]:
 
 
 def _of_continuing(context: StageContext, before: Stage) -> Iterator[Finding]:
-    """Yield what speaks against going on with the training of the stage before."""
+    """Find settings against going on with the training of the stage before."""
     if "begins_data_anew" not in context.release.can:
         says = f"continues: {context.release.name} would go on at the parent's row of the data; name a later release"
         yield context.error(78, says)
