@@ -178,8 +178,9 @@ class Workflow:
         return found
 
     def planned(self, *arguments: str) -> set[str]:
-        """The stages that a dry run would train."""
-        return self.planned_jobs(*arguments)["train"]
+        """The stages that a dry run would train or merge."""
+        planned = self.planned_jobs(*arguments)
+        return planned["train"] | planned["merge"]
 
     def edit(self, old: str, new: str, file: str = "config/recipes/short.yaml") -> None:
         """Replace a piece of the recipe, or of another file."""

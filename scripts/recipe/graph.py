@@ -650,6 +650,11 @@ class Graph:
         return self.starts_of((*self.stages, *self.checkpoints, *self.choices))
 
     @cached_property
+    def continued(self) -> frozenset[str]:
+        """The names of the starts whose training another stage goes on with."""
+        return frozenset(before.name for start in self.trained for before in start.continued)
+
+    @cached_property
     def _in_order(self) -> tuple[Trained, ...]:
         """The stages, checkpoints and choices, each after what it needs; CycleError for a cycle."""
         needs = {}

@@ -28,7 +28,8 @@ def lost_of(recipe: Recipe, paths: StagePaths) -> str:
         return checkpoint
     is_linked = paths.export.is_symlink()
     export = _gone(paths.exported(exported["content"]), exported["files"]) if is_linked else ""
-    if not export and not _is_continued(recipe, paths.name):
+    # whoever goes on with the training needs the optimizer's state, which no export has
+    if not export and paths.name not in recipe.graph.continued:
         return ""
     return export or checkpoint
 
@@ -45,11 +46,6 @@ def mark_of_loss(recipe: Recipe, paths: StagePaths, noted: Any) -> int | None:
     if lost_of(recipe, paths):
         return published
     return None if noted == published else noted
-
-
-def _is_continued(recipe: Recipe, name: str) -> bool:
-    """Whether a stage goes on from the checkpoint, with the optimizer's state, which no export has."""
-    return any(before.name == name for stage in recipe.graph.trained for before in stage.continued)
 
 
 def _gone(folder: Path, files: Files) -> str:

@@ -123,12 +123,12 @@ def test_a_whole_export_is_enough(tree, loss):
     assert [state.state for state in states(tree).values()] == ["fresh"] * 3
 
 
-def test_of_a_stage_that_another_continues_the_checkpoint_is_asked_for_too(tree, monkeypatch):
+def test_of_a_stage_that_another_continues_the_checkpoint_is_asked_for_too(tree):
     remove(folder("rlvr") / "checkpoints/step_2/optimizer.pt")
     paths = StagePaths(RESULTS / "rlvr")
     assert lost_of(tree, paths) == ""
     continuing = tree.stages["rlhf"].model_copy(update={"continues": "rlvr"})
-    monkeypatch.setitem(tree.stages, "rlhf", continuing)
+    tree = tree.model_copy(update={"stages": tree.stages | {"rlhf": continuing}})
     assert "lacks optimizer.pt" in lost_of(tree, paths)
 
 

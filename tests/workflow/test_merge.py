@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 from importlib.util import find_spec
 
@@ -47,8 +46,7 @@ def tree(finished, tmp_path_factory):
     recipe["stages"] |= MERGES
     path.write_text(yaml.safe_dump(recipe, sort_keys=False))
     printed = workflow.snakemake()
-    assert {*re.findall(r"^rule merge: stage=([\w.-]+);", printed, re.M)} == {*SOUPS, "dare"}
-    assert "rule train:" not in printed
+    assert (printed.count("rule merge:"), printed.count("rule train:")) == (3, 0)
     return workflow
 
 
