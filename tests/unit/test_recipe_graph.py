@@ -126,6 +126,42 @@ def test_every_kind_of_start_tells_what_comes_before_it(everything, name, before
     assert start.is_scored is scored and names(start.scored) == [name] * scored
 
 
+@pytest.mark.parametrize(
+    ("name", "alternatives", "is_resolved", "is_scored_itself", "steps", "trains", "again"),
+    [
+        ("sft", ["sft"], True, True, (), ["sft"], ""),
+        ("judge", ["judge"], True, False, (), ["judge"], ""),
+        ("sft.step-10", ["sft.step-10"], True, True, (10,), [], "is a checkpoint of sft"),
+        (BEST, VARIANTS, False, False, (), [], "is chosen and not trained"),
+    ],
+)
+def test_a_start_answers_as_its_kind_does(
+    everything, name, alternatives, is_resolved, is_scored_itself, steps, trains, again
+):
+    start = everything.graph[name]
+    assert names(start.alternatives) == alternatives and start.is_resolved is is_resolved
+    assert start.is_scored_itself is is_scored_itself and start.early_steps == steps
+    assert names(start.trains) == trains and start.why_not_again.startswith(again)
+    assert bool(start.why_not_again) is bool(again)
+
+
+def test_a_checkpoint_has_its_step_or_the_end_of_a_training_that_ends_before(everything):
+    graph = everything.graph
+    assert [graph["sft.step-10"].last_step(trained) for trained in (None, 7, 30)] == [10, 7, 10]
+    assert [graph["sft"].last_step(trained) for trained in (None, 7)] == [None, 7]
+
+
+def test_a_stage_that_goes_on_names_the_stage_before(everything):
+    graph = everything.graph
+    assert names(graph["more"].continued) == ["sft"] and graph["rft"].continued == ()
+    assert graph.continued == {"sft"}
+
+
+def test_a_merge_is_made_by_another_rule(everything):
+    by_rule = {stage.name: stage.settings.rule for stage in everything.graph.order}
+    assert by_rule.pop("soup") == "merge" and {*by_rule.values()} == {"train"}
+
+
 def test_a_checkpoint_and_a_choice_answer_for_the_stages_that_train_them(everything):
     graph, stages = everything.graph, everything.stages
     early, best = graph["rlvr.seed-2.step-2"], graph[BEST]
