@@ -7,7 +7,6 @@ from typing import Any
 
 from scripts.errors import UserError
 from scripts.recipe.config import Config
-from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import DEFAULT_BACKEND
@@ -32,12 +31,7 @@ def load_recipe(path: Path, seed: int | None = None, model: str | None = None, s
         file = replace(file, data=data | {key: value for key, value in over.items() if value is not None})
     recipe = file.validate(Recipe, _with_defaults(file.data))
     if model is not None:
-        if not isinstance(recipe.model, PretrainedModel):
-            raise UserError(
-                f"model={model} is for recipes that start from a pretrained model, such as "
-                f"config/recipes/tiny-pretrained.yaml; {path} makes a model"
-            )
-        recipe = recipe.model_copy(update={"model": PretrainedModel(name=model)})
+        recipe = recipe.model_copy(update={"model": recipe.model.replaced_by(model, path)})
     for name, program in recipe.environments.items():
         if not os.path.isfile(program):  # noqa: PTH113 - of any text
             raise UserError(f"{file.key('environments', name)}: no such file: {Path(program).absolute()}")

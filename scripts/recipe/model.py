@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt
 
+from scripts.errors import UserError
 from scripts.recipe.strict import Place, Strict, invalid
 
 REPOSITORY = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -79,6 +80,18 @@ class RandomModel(Spoken):
     tools: bool = Field(False, exclude_if=lambda tools: not tools)
     """Whether its chat template knows calls of tools and their results."""
 
+    @property
+    def as_start(self) -> dict[str, "PretrainedModel"]:
+        """No start: stages make the model themselves."""
+        return {}
+
+    def replaced_by(self, name: str, recipe: Path) -> "PretrainedModel":
+        """Raise UserError: the recipe's stages make their model."""
+        raise UserError(
+            f"model={name} is for recipes that start from a pretrained model, such as "
+            f"config/recipes/tiny-pretrained.yaml; {recipe} makes a model"
+        )
+
 
 class PretrainedModel(Spoken):
     """A model in Hugging Face's format, the start of stages without a parent."""
@@ -99,6 +112,15 @@ class PretrainedModel(Spoken):
     """The token that fills a batch, where the tokenizer has none."""
     base_model: str | None = Field(None, exclude=True, description="The hub's name of a folder's model, for the cards.")
     attribution: str | None = Field(None, exclude=True, description="A sentence on its makers and licence, for cards.")
+
+    @property
+    def as_start(self) -> dict[str, "PretrainedModel"]:
+        """The model by its name among the recipe's starts."""
+        return {MODEL: self}
+
+    def replaced_by(self, name: str, recipe: Path) -> "PretrainedModel":
+        """Return another model in place of the recipe's, by its name on the hub or its folder."""
+        return PretrainedModel(name=name)
 
     @property
     def folder(self) -> Path | None:

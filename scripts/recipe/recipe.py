@@ -122,13 +122,12 @@ class Recipe(Strict):
     @cached_property
     def graph(self) -> Graph:
         """The nodes: pretrained models, stages, checkpoints, choices and rows."""
-        own = {MODEL: self.model} if isinstance(self.model, PretrainedModel) else {}
         return Graph(
             stages=self.stages,
             checkpoints=self.checkpoints,
             choices=self.choices,
             sweeps=self.sweeps,
-            models=self.models | own,
+            models=self.models | self.model.as_start,
             blends=self.blends,
             evaluation=self.evaluation,
         )

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from scripts.model.lengths import LengthsOf, tokenizer_at_hand
 from scripts.model.shape import fresh_parameters
 from scripts.program import run_command_line
 from scripts.recipe.load import load_site
-from scripts.recipe.model import RandomModel
+from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
 from scripts.recipe.stop_when import StopWhen
@@ -307,11 +308,20 @@ def checkpoint_bytes(stage: Stage) -> int:
         return sum(described["bytes"] for described in files.values())
     if stage.parent_export is not None:
         return 3 * 4 * sum(math.prod(shape) for _, shape in tensors_of(stage.parent_export).values())
-    model = stage.recipe.model
-    if isinstance(model, RandomModel):
-        return 3 * 4 * fresh_parameters(model)
+    return _first_bytes(stage.recipe.model)
+
+
+@singledispatch
+def _first_bytes(model: PretrainedModel) -> int:
+    """Return the bytes of a checkpoint of NeMo-RL's that starts from a model; 0 where no index tells its size."""
     index = Path(model.name, "model.safetensors.index.json")
     return 7 * read_json(index)["metadata"]["total_size"] if index.is_file() else 0
+
+
+@_first_bytes.register
+def _fresh_bytes(model: RandomModel) -> int:
+    """Return the bytes of a checkpoint of a model made here."""
+    return 3 * 4 * fresh_parameters(model)
 
 
 def checkpoints_at_once(checkpointing: Checkpointing, planned: int, stopping: StopWhen | None = None) -> int:
