@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from scripts.errors import UserError
+from scripts.finding import Moment
 from scripts.python_files import see_in
 from scripts.slurm.resources import light_resources, one_node_resources, training_resources
 from scripts.recipe.load import START, load_recipe, load_site, parse_config
@@ -12,8 +13,8 @@ from scripts.recipe.resolve import sync_configs
 from scripts.controller.alerts import refuse_secrets
 from scripts.controller.asked_again import check_names, close_asked, folders_asked
 from scripts.controller.prepare import prepare, refuse_taken_folder
-from scripts.commands.project import note_config
-from scripts.commands.doctor import problems
+from scripts.commands.checks import findings, refuse
+from scripts.commands.project import Project, note_config
 from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
 from scripts.recipe.graph import EXPORT, IMAGE_MARKS, TASK_SCORES
@@ -49,8 +50,7 @@ if workflow.is_main_process:
     date_results(Path(RESULTS), STORE)
     refuse_damage(RECIPE, Path(RESULTS))
     refuse_secrets(CONFIG.alerts)
-    if refused := problems(RECIPE, Path(RESULTS), SITE):
-        raise UserError("\n  ".join(refused))
+    refuse(findings(Project(RECIPE, SITE, Path(RESULTS)), Moment.READ))
     sync_configs(RECIPE, Path(RESULTS))
     check_names(RECIPE, CONFIG.again)
     if not workflow.output_settings.dryrun:

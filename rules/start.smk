@@ -2,20 +2,19 @@
 from importlib.util import find_spec
 from shutil import which
 
-from scripts.backends.by_name import backend_of
 from scripts.controller.alerts import Messenger
 from scripts.controller.asked_again import close_asked, note_asked
 from scripts.controller.retries import Retries
 from scripts.controller.scheduling import Answers, ask
 from scripts.commands.plan import check_budget, dry_run_text
-from scripts.commands.project import Project, store_refusals
-from scripts.commands.doctor import doubts, lacking_rows
 from scripts.files import sweep_leftovers
 from scripts.slurm.jobs import STAGE_RULES
-from scripts.slurm.resources import check_executor, check_site
+from scripts.slurm.resources import check_executor
 from scripts.stage.removal import finish_discards, line_of
 
-PROJECT = Project(RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results), CONFIG.store, AGAIN)
+PROJECT = Project(
+    RECIPE, SITE, Path(RESULTS), CONFIG.over_budget, Path(CONFIG.results), CONFIG.store, AGAIN, CONFIG.site
+)
 
 
 def trained_by(jobs):
@@ -53,10 +52,12 @@ def check_before_submitting():
     for each in finish_discards(Path(CONFIG.results)):
         print(f"{each.folder}: goes on from a removal that was cut off: {line_of(each)}", file=sys.stderr)
     check_executor(CONFIG.site, SITE, workflow.executor_plugin.name)
-    if lacking := [*lacking_rows(RECIPE, Path(RESULTS)), *store_refusals(CONFIG.store)]:
-        raise UserError("\n  ".join(lacking))
-    for line in doubts(RECIPE, Path(RESULTS), sorted({start.stage for start in GRAPH.starts_of(stages_to_train())})):
-        print(line, file=sys.stderr)
+    stages = {start.stage for start in GRAPH.starts_of(stages_to_train())}
+    found = findings(PROJECT, Moment.PLAN, Moment.START, stages=stages)
+    for finding in found:
+        if not finding.stops:
+            print(finding, file=sys.stderr)
+    refuse(found)
     for package, needed_by in needed_packages():
         if find_spec(package) is None:
             raise UserError(
@@ -64,11 +65,6 @@ def check_before_submitting():
                 f"(in a clone: python -m pip install --requirement envs/{package}.txt)"
             )
     if SITE.slurm is not None:
-        for name in STAGES:
-            stage = Stage(RECIPE, Path(RESULTS), name)
-            backend_of(stage.config.made_by).check_nodes(stage, SITE)
-        beside = {stage: GRAPH[stage].settings.nodes_beside for stage in STAGES}
-        check_site(CONFIG.site, SITE, {stage: resources_of(stage) for stage in STAGES}, beside)
         check_budget(PROJECT, trained_by(workflow.dag.jobs))
         if refused := [str(trial) for trial in trials() if trial.is_refused]:
             raise UserError(

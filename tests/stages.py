@@ -7,18 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from demo.synthesize import write_source
+from scripts.backends.by_name import backend_of
 from scripts.backends.protocol import StopRequest, TrainingJob
 from scripts.data.fill import fill_blend
 from scripts.files import sha256_file, write_json
+from scripts.finding import Moment, ask
 from scripts.recipe.expand import CheckpointOf
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.resolve import resolve_stage, training_config
+from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import Checkpointing
+from scripts.stage.candidate import Candidate
 from scripts.stage.rule_settings import settings_files
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of
 from tests.conftest import SHORT
+
+
+def refused_by_backend(stage: Stage, site: Site | None = None) -> list[str]:
+    """What a stage's backend has against it in the preflight; warnings are left out."""
+    candidate = Candidate(stage, site, "python")
+    found = ask(backend_of(stage.settings.made_by).checks(), candidate, [Moment.PREFLIGHT])
+    return [finding.message for finding in found if finding.stops]
 
 
 class Stages:

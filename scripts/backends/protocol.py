@@ -7,7 +7,7 @@ A backend is a package of scripts/backends with two modules: ``settings.py`` hol
 import pickle
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from scripts.errors import UserError
 from scripts.files import write_text
+from scripts.finding import Check, Finding, Moment
 from scripts.recipe.model import MODEL
 from scripts.recipe.resolve import own_environments, rows_of_manifest
 from scripts.recipe.site import GYM_PYTHON, Site
@@ -25,6 +26,7 @@ from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import ChatFormat
 from scripts.rows.measures import BlockMeasure
 from scripts.slurm.client import Job
+from scripts.stage.candidate import Candidate
 from scripts.stage.consistency import exported_model
 from scripts.stage.publish import export_checkpoint
 from scripts.stage.rundir import Checkpoint, step_of
@@ -32,6 +34,7 @@ from scripts.stage.stage import Stage
 from scripts.stage.training_folder import TrainingFolder
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+LATER_JOBS = "stages behind a choice are planned once the choice has fallen, after the start"
 
 
 class StopRequest:
@@ -210,18 +213,19 @@ class Allocation:
     site: Site | None = None
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A likely failure. `stops`: a sure failure, so nothing is started."""
+def check_one_node(candidate: Candidate) -> Iterator[Finding]:
+    """Find a stage with several nodes, for a backend on one."""
+    stage, site = candidate.stage, candidate.site
+    if site is not None and site.resources_of(stage.name, stage.settings).nodes > 1:
+        yield candidate.stops(f"backend {stage.config.backend} trains on one node; set resources.nodes to 1", trap=19)
 
-    stage: str
-    trap: int
-    says: str
-    stops: bool = True
 
-    def __str__(self) -> str:
-        """Return a line for people."""
-        return f"{'error' if self.stops else 'warning'}: {self.stage}: {self.says} (docs/traps.md, trap {self.trap})"
+def chat_format_of_start(stage: Stage) -> ChatFormat | None:
+    """Return the chat format of the export that a stage starts from, with the stage's template; None without one."""
+    folder = stage.parent_export
+    if folder is None or not folder.exists():
+        return None
+    return ChatFormat.of(folder).with_template(stage.config.chat_template)
 
 
 class Backend:
@@ -236,49 +240,13 @@ class Backend:
         """
         raise NotImplementedError
 
-    def check_nodes(self, stage: Stage, site: Site) -> None:
-        """Raise UserError where a stage cannot train on the site's nodes and processes."""
-        if site.resources_of(stage.name, stage.settings).nodes > 1:
-            raise UserError(
-                f"{stage.name}: backend {stage.config.backend} trains on one node; set resources.nodes to 1"
-            )
-
-    def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """Return likely failures of a stage on a site, as far as files tell."""
-        try:
-            self.check_nodes(stage, site)
-        except UserError as error:
-            return [Finding(stage.name, 19, str(error))]
-        return []
-
-    def lacking_packages(self, stage: Stage, site: Site) -> str | None:
-        """Return in words which package a stage lacks here, as far as this process can tell; None for none."""
-        return None
-
-    def doubts(self, stage: Stage) -> list[str]:
-        """Return settings that are likely mistakes with the stage's model, a line each, as far as its files tell."""
-        return []
-
-    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return obstacles to the training of a stage whose data are there, a line each; print remarks.
-
-        `site` is given where the backend asks for a site; `python` trains the stage.
-        """
-        return []
-
-    def try_batch(self, stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
-        """Train a batch of a stage that nothing else speaks against, and return what was tried; None for nothing.
-
-        Raise UserError where the stage would fail. `python` trains the stage.
-        """
-        return None
+    def checks(self) -> Sequence[Check[Candidate]]:
+        """Return the checks of a stage, each with its moment; by default a stage has one node."""
+        return [Check(Moment.START, check_one_node, again=LATER_JOBS)]
 
     def chat_format(self, stage: Stage) -> ChatFormat | None:
         """Return the stage's chat format: the start's, with the stage's chat template; None without an export."""
-        folder = stage.parent_export
-        if folder is None or not folder.exists():
-            return None
-        return ChatFormat.of(folder).with_template(stage.config.chat_template)
+        return chat_format_of_start(stage)
 
     def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
         """Return how rows are given to a stage's chat template, beside a tokenizer in `folder`; None: not known."""

@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
-from scripts.errors import printable, warn
+from scripts.errors import printable
 from scripts.processes import end_with, process_start
 from scripts.recipe.model import RandomModel
 from scripts.records import ShownRow, ShownTokens
@@ -96,11 +96,9 @@ def _shortened(part: ShownTokens) -> ShownTokens:
     return {"name": part["name"], "is_learnt": part["is_learnt"], "texts": texts}
 
 
-def warn_of_rows(stage: str, rows: list[ShownRow]) -> None:
-    """Print what a backend remarks on the shown rows of a stage."""
-    for row in rows:
-        if "remark" in row:
-            warn(f"{stage}: {row['remark']}")
+def remarks_on(rows: Iterable[ShownRow]) -> list[str]:
+    """Return what a backend remarks on the shown rows of a stage."""
+    return [row["remark"] for row in rows if "remark" in row]
 
 
 def text_of_rows(rows: Iterable[ShownRow], split: str, coloured: bool) -> str:

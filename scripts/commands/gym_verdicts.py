@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from scripts.commands.project import Project
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.finding import Finding
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.recipe import Recipe
 from scripts.stage.stage import Stage
@@ -21,19 +23,23 @@ LOOP = "event loop"
 SHOWN = 5
 
 
-def doubtful(recipe: Recipe, results: Path, root: Path | None = None) -> Iterator[str]:
-    """Yield a line for every stage, evaluation and generated blend that may rest on such verdicts, with the remedy.
+def check_verdicts(project: Project) -> Iterator[Finding]:
+    """Find stages, evaluations and generated blends that may rest on such verdicts, each with the remedy."""
+    for says in _resting(project):
+        yield Finding(says, stops=False)
 
-    `results` is the run's folder, and `root` that of all runs.
-    """
+
+def _resting(project: Project) -> Iterator[str]:
+    """Yield a line for each of them."""
+    recipe = project.recipe
     for node in recipe.graph.order:
-        stage = Stage(recipe, results, node.name, root=root)
+        stage = Stage(recipe, project.results, node.name, root=project.root)
         with suppress(UserError):  # of damaged records, which other checks name
             yield from _of_training(recipe, stage)
             yield from _of_scores(recipe, stage)
     for name, blend in recipe.blends.items():
         if blend.generated:
-            yield from _of_blend(name, results / "data" / name / "generated/judged.parquet")
+            yield from _of_blend(name, project.results / "data" / name / "generated/judged.parquet")
 
 
 def _of_training(recipe: Recipe, stage: Stage) -> Iterator[str]:

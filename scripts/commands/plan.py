@@ -3,17 +3,19 @@
 import argparse
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from scripts.backends.by_name import backend_of
-from scripts.commands.doctor import doubts, lacking_rows, refusals
-from scripts.commands.project import Project, project_of, store_refusals
+from scripts.commands.checks import findings
+from scripts.commands.project import Project, project_of
 from scripts.commands.status import aligned
 from scripts.errors import UserError
 from scripts.files import duration
+from scripts.finding import Finding, Moment
 from scripts.recipe.model import PretrainedModel
+from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import each_read_once
 from scripts.stage.estimate import LIMIT, Estimate, bound_of, estimate, hours_text
@@ -79,17 +81,16 @@ def plan_text(project: Project) -> str:
     outlook = project.outlook()
     plan = planned_stages(project, project.recipe.stages, outlook)
     note = ["", f"note: {project.recipe.note}"] if project.recipe.note else []
-    likely = doubts(project.recipe, project.results, _to_train(plan))
+    found = [*findings(project, Moment.READ), *findings(project, Moment.PLAN, stages=_to_train(plan))]
     told = [
         *_totals(project, plan, outlook),
         *_rows(project, _to_train(plan)),
         *_memory(project, _to_train(plan)),
-        *likely,
+        *_warnings(found),
         *reasons_away(stage.state for stage in plan),
         *note,
     ]
-    refused = [*refusals(project.recipe, project.results, project.site), *store_refusals(project.store)]
-    return "\n".join([*told, *_refused(refused)])
+    return "\n".join([*told, *_refused(found)])
 
 
 def _rows(project: Project, names: Iterable[str]) -> list[str]:
@@ -100,8 +101,12 @@ def _rows(project: Project, names: Iterable[str]) -> list[str]:
     return [f"rows to train on and held out: {'; '.join(said)}"] if said else []
 
 
-def _refused(problems: list[str]) -> list[str]:
-    return [f"{REFUSED}{problem}" for problem in problems]
+def _warnings(found: Iterable[Finding]) -> list[str]:
+    return [str(finding) for finding in found if not finding.stops]
+
+
+def _refused(found: Iterable[Finding]) -> list[str]:
+    return [f"{REFUSED}{finding.line}" for finding in found if finding.stops]
 
 
 @each_read_once()
@@ -119,9 +124,10 @@ def dry_run_text(project: Project, names: set[str], scored: set[str] | None = No
     plan = planned_stages(project, {project.recipe.graph[name].stage for name in names}, outlook)
     is_idle = all(stage.state.state == "fresh" for stage in plan)
     lines = ["no stage trains", *_more_to_come(outlook)] if is_idle else _totals(project, plan, outlook)
-    lines += doubts(project.recipe, project.results, _to_train(plan))
+    found = findings(project, Moment.PLAN, stages=_to_train(plan))
+    lines += _warnings(found)
     lines += reasons_away(stage.state for stage in plan)
-    lines += _refused([*lacking_rows(project.recipe, project.results), *store_refusals(project.store)])
+    lines += _refused(found)
     if project.site.slurm and not shutil.which("sbatch"):
         lines.append(f"this machine has no Slurm (no sbatch in PATH), which site {project.site.name} trains through")
     return "\n".join(lines)
@@ -133,18 +139,18 @@ def _to_train(plan: list[Planned]) -> dict[str, Estimate]:
 
 def _totals(project: Project, plan: list[Planned], outlook: Outlook) -> list[str]:
     """Return the table, the basis of the hours, and a line where the budget is exceeded."""
-    to_train = _to_train(plan)
+    to_train, costs = _to_train(plan), costs_on(project.site)
     bases: dict[str, list[str]] = {}
     for name, left in to_train.items():
-        if project.site.slurm or left.basis != LIMIT:
+        if left.basis not in costs.ignored:
             bases.setdefault(left.basis, []).append(name)
     sources = "; ".join(basis.format(", ".join(names)) for basis, names in bases.items())
-    lines = [*_table(project.site, plan), *([f"reckoned from {sources}"] if sources else [])]
+    lines = [*_table(costs, plan), *([f"reckoned from {sources}"] if sources else [])]
     lines += _predictions(plan)
-    lines += _longest_path(project, to_train) if project.site.slurm else []
+    lines += costs.longest_path(project.recipe, to_train)
     lines += _more_to_come(outlook)
     words = beyond_budget(project, to_train, outlook)
-    return [*lines, *_refused([words] if words else [])]
+    return [*lines, *_refused([Finding(words)] if words else [])]
 
 
 def _more_to_come(outlook: Outlook) -> list[str]:
@@ -166,48 +172,86 @@ def _predictions(plan: list[Planned]) -> list[str]:
     return lines
 
 
-def _longest_path(project: Project, to_train: dict[str, Estimate]) -> list[str]:
-    """Return a line on the stages that train one after another for longest, where others train beside them."""
-    paths: dict[str, list[str]] = {}
+class CostsHere:
+    """The costs of stages that this machine trains: the time."""
 
-    def hours(path: list[str]) -> float:
-        return sum(to_train[name].hours for name in path)
+    head: Sequence[str] = ("time",)
+    ignored: Collection[str] = frozenset({LIMIT})
+    """Bases of an estimate that are not told: this machine has no limit of time."""
 
-    for stage in project.recipe.graph.order:
-        before = max((paths[each] for each in sorted(stage.trained_before)), key=hours, default=[])
-        paths[stage.name] = [*before, *([stage.name] if stage.name in to_train else [])]
-    longest = max(paths.values(), key=hours)
-    if len(longest) == len(to_train):
+    def of(self, stage: Planned) -> list[str]:
+        """Return a stage's costs, a text for each column."""
+        return [_time([stage])]
+
+    def of_all(self, plan: list[Planned]) -> list[str]:
+        """Return the costs of all stages."""
+        return [_time(plan)]
+
+    def longest_path(self, recipe: Recipe, to_train: dict[str, Estimate]) -> list[str]:
+        """Return no line, as stages train one after another here."""
         return []
-    bound, gpu_hours = bound_of(to_train[each] for each in longest), sum(to_train[each].gpu_hours for each in longest)
-    days = f"{bound} {hours(longest) / 24:.1f}".strip()
-    cost = f"{hours_text(gpu_hours, bound)} GPU-hours in {days} days, queues aside"
-    return [f"longest path: {' → '.join(longest)}, {cost}"]
 
 
-def _table(site: Site, plan: list[Planned]) -> list[str]:
-    """Return a line a stage and their sums: on a cluster nodes and hours, on this machine the time."""
-    asked = ["nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours"] if site.slurm else ["time"]
-    head, rows = ["stage", "what", "steps", *asked, "why"], []
+class CostsOnCluster(CostsHere):
+    """The costs of stages that train through Slurm: nodes and hours."""
+
+    head = ("nodes", "GPUs", "limit", "allocations", "node-hours", "GPU-hours")
+    ignored: Collection[str] = frozenset()
+
+    def of(self, stage: Planned) -> list[str]:
+        """Return a stage's costs, a text for each column."""
+        left = stage.estimate
+        if left.steps == 0:
+            return [""] * len(self.head)
+        hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
+        return [str(left.nodes), str(left.gpus), f"{stage.runtime} min", str(left.allocations), *hours]
+
+    def of_all(self, plan: list[Planned]) -> list[str]:
+        """Return the costs of all stages."""
+        estimates = [stage.estimate for stage in plan]
+        bound = bound_of(estimates)
+        node_hours = hours_text(sum(each.node_hours for each in estimates), bound)
+        gpu_hours = hours_text(sum(each.gpu_hours for each in estimates), bound)
+        return ["", "", "", str(sum(each.allocations for each in estimates)), node_hours, gpu_hours]
+
+    def longest_path(self, recipe: Recipe, to_train: dict[str, Estimate]) -> list[str]:
+        """Return a line on the stages that train one after another for longest, where others train beside them."""
+        paths: dict[str, list[str]] = {}
+
+        def hours(path: list[str]) -> float:
+            return sum(to_train[name].hours for name in path)
+
+        for stage in recipe.graph.order:
+            before = max((paths[each] for each in sorted(stage.trained_before)), key=hours, default=[])
+            paths[stage.name] = [*before, *([stage.name] if stage.name in to_train else [])]
+        longest = max(paths.values(), key=hours)
+        if len(longest) == len(to_train):
+            return []
+        on_path = [to_train[name] for name in longest]
+        bound, gpu_hours = bound_of(on_path), sum(each.gpu_hours for each in on_path)
+        days = f"{bound} {hours(longest) / 24:.1f}".strip()
+        cost = f"{hours_text(gpu_hours, bound)} GPU-hours in {days} days, queues aside"
+        return [f"longest path: {' → '.join(longest)}, {cost}"]
+
+
+def costs_on(site: Site) -> CostsHere:
+    """Return what the plan tells of costs on a site."""
+    return CostsOnCluster() if site.slurm else CostsHere()
+
+
+def _table(costs: CostsHere, plan: list[Planned]) -> list[str]:
+    """Return a line a stage, and their sums."""
+    head, rows = ["stage", "what", "steps", *costs.head, "why"], []
     for stage in plan:
-        left, (what, steps, why) = stage.estimate, stage.words()
-        cells = [""] * len(asked) if site.slurm else [_time([stage])]
-        if left.steps != 0 and site.slurm:
-            hours = [hours_text(left.node_hours, left.bound), hours_text(left.gpu_hours, left.bound)]
-            cells = [str(left.nodes), str(left.gpus), f"{stage.runtime} min", str(left.allocations), *hours]
-        rows.append([stage.state.stage, what, steps, *cells, why])
-    estimates = [stage.estimate for stage in plan]
-    sums = [_time(plan)]
-    if site.slurm:
-        whole = (sum(getattr(each, name) for each in estimates) for name in ("node_hours", "gpu_hours"))
-        hours = [hours_text(each, bound_of(estimates)) for each in whole]
-        sums = ["", "", "", str(sum(each.allocations for each in estimates)), *hours]
+        what, steps, why = stage.words()
+        rows.append([stage.state.stage, what, steps, *costs.of(stage), why])
     words = {"trained": "to publish", "fresh": "fresh", "damaged": "damaged"}
     counts = Counter(_counted_as(stage.state, words) for stage in plan)
     order = ("to train", MAY_TRAIN, "unknown", *words.values())
     counted = ", ".join(f"{counts[word]} {word}" for word in order if counts[word])
-    more = "≥ " if any(each.steps is None for each in estimates) else ""
-    rows.append(["in all", counted, f"{more}{sum(each.steps or 0 for each in estimates)}", *sums, ""])
+    steps_left = [stage.estimate.steps for stage in plan]
+    more = "≥ " if None in steps_left else ""
+    rows.append(["in all", counted, f"{more}{sum(filter(None, steps_left))}", *costs.of_all(plan), ""])
     return aligned([head, *rows], left={0, 1, len(head) - 1})
 
 

@@ -16,8 +16,7 @@ from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import read_if_there
 from scripts.remote.remote_store import RemoteStore
-from scripts.remote.trust import lack_of_key
-from scripts.slurm.jobs import latest_jobs
+from scripts.slurm.jobs import LatestJob, latest_jobs
 from scripts.stage.earlier_tree import refuse_run_directories
 from scripts.stage.outlook import Outlook, outlook_of
 from scripts.stage.paths import StagePaths
@@ -30,7 +29,10 @@ NOTED = "settings/config.json"
 
 @dataclass(frozen=True)
 class Project:
-    """Hold recipe, site and results; `root` holds the results of all runs, `again` what a call trains again."""
+    """Hold recipe, site and results; `root` holds the results of all runs, `again` what a call trains again.
+
+    `site_file` is the site's path, for messages.
+    """
 
     recipe: Recipe
     site: Site
@@ -39,6 +41,7 @@ class Project:
     root: Path | None = None
     store: Store | None = None
     again: Mapping[str, str] = field(default_factory=dict)
+    site_file: str = ""
 
     def stages(self) -> list[Stage]:
         """Return every stage, parents first."""
@@ -52,18 +55,14 @@ class Project:
         """Return what a call would train, sample and score."""
         return outlook_of(self._states(), self.site)
 
+    @property
+    def jobs(self) -> dict[str, LatestJob]:
+        """The latest job of each stage, on a cluster."""
+        return latest_jobs(self.results) if self.site.slurm else {}
+
     def _states(self) -> States:
-        jobs = latest_jobs(self.results) if self.site.slurm else {}
         remote = RemoteStore.to_pull_from(self.store)
-        return States(self.recipe, self.results, self.root, jobs, remote, again=self.again)
-
-
-def store_refusals(store: Store | None) -> list[str]:
-    """Return why a start is refused for the remote store: a bucket that others may write to needs a key."""
-    if store is None or not (store.pull or store.push):
-        return []
-    lack = lack_of_key(store.remote, store.key)
-    return [lack] if lack else []
+        return States(self.recipe, self.results, self.root, self.jobs, remote, again=self.again)
 
 
 def note_config(config: Config) -> None:
@@ -100,4 +99,12 @@ def project_of(arguments: argparse.Namespace, may_be_earlier: bool = False) -> P
     site = load_site(Path(config.site), recipe)
     if not may_be_earlier:
         refuse_run_directories(*(StagePaths(Path(config.folder, name)) for name in recipe.stages))
-    return Project(recipe, site, Path(config.folder), config.over_budget, Path(config.results), config.store)
+    return Project(
+        recipe,
+        site,
+        Path(config.folder),
+        config.over_budget,
+        Path(config.results),
+        config.store,
+        site_file=config.site,
+    )

@@ -5,9 +5,9 @@ import os
 import sys
 
 from scripts.backends.by_name import backend_of
-from scripts.backends.tokens import text_of_rows, warn_of_rows, without_torch
+from scripts.backends.tokens import remarks_on, text_of_rows, without_torch
 from scripts.commands.project import project_of, snakemake_command
-from scripts.errors import UserError
+from scripts.errors import UserError, warn
 from scripts.recipe.load import check_stage_name
 
 
@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         if isinstance(shown, str):
             print(shown)
             continue
-        warn_of_rows(stage.name, shown)
+        for remark in remarks_on(shown):
+            warn(f"{stage.name}: {remark}")
         print(text_of_rows(shown, str(stage.train_split), coloured))
     return status

@@ -8,7 +8,6 @@ from scripts.commands.project import Project, project_of
 from scripts.files import duration
 from scripts.recipe.site import Site
 from scripts.records import each_read_once
-from scripts.slurm.jobs import latest_jobs
 from scripts.stage.left_out import left_out
 from scripts.stage.paths import StagePaths
 from scripts.stage.scorings import NEVER, Scoring
@@ -21,7 +20,7 @@ def status_text(project: Project) -> str:
     """Return a line a stage, and one a node that is left out."""
     outlook = project.outlook()
     states = outlook.states
-    jobs = latest_jobs(project.results) if project.site.slurm else {}
+    jobs = project.jobs
     statuses = [status_of(state, StagePaths(project.results / name), jobs.get(name)) for name, state in states.items()]
     rows = [_row(status, project.site, outlook.scorings.get(status.stage)) for status in statuses]
     head = ["stage", "state", "step", "reward", "KL", "left", *(["nodes", "job"] if project.site.slurm else []), ""]

@@ -81,6 +81,11 @@ class RandomModel(Spoken):
     """Whether its chat template knows calls of tools and their results."""
 
     @property
+    def folder(self) -> None:
+        """No folder: the weights are made when the first stage trains."""
+        return None
+
+    @property
     def as_start(self) -> dict[str, "PretrainedModel"]:
         """No start: stages make the model themselves."""
         return {}

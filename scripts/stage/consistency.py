@@ -39,17 +39,23 @@ SPLIT_AGAIN = "delete both, and Snakemake splits again"
 
 
 def refuse_damage(recipe: Recipe, results: Path) -> None:
-    """Raise UserError with a line for every damaged or contradictory record of a run.
+    """Raise UserError with a line for every damaged or contradictory record of a run."""
+    damaged = damage_of_run(recipe, results)
+    if damaged:
+        raise UserError("\n".join(["records are damaged, so nothing is done:", *damaged]))
+
+
+def damage_of_run(recipe: Recipe, results: Path) -> list[str]:
+    """Return a line for every damaged or contradictory record of a run.
 
     Nothing large is read: names, links, sizes, and hashes of hashes.
     """
-    problems = list(damage(results / "data/source/record.json", SourceRecord))
+    lines = list(damage(results / "data/source/record.json", SourceRecord))
     for blend in recipe.blends:
-        problems += told(of_blend, results / "data" / blend / "manifest.json")
+        lines += told(of_blend, results / "data" / blend / "manifest.json")
     for stage in (*(start.name for start in recipe.graph.trained), MODEL, *recipe.models):
-        problems += damage_of_stage(StagePaths(results / stage))
-    if problems:
-        raise UserError("\n".join(["records are damaged, so nothing is done:", *dict.fromkeys(problems)]))
+        lines += damage_of_stage(StagePaths(results / stage))
+    return [*dict.fromkeys(lines)]
 
 
 def damage_of_stage(paths: StagePaths) -> list[str]:

@@ -116,14 +116,6 @@ def _limited(name: str, spec: EnvironmentSpec, place: str, answers: int = 1) -> 
         faulthandler.cancel_dump_traceback_later()
 
 
-def report(stage: str, problems: list[str], action: str) -> None:
-    """Print the faults of a stage's reward as warnings, or raise them as a UserError where `action` is stop."""
-    if problems and action == "stop":
-        raise UserError(f"stage {stage}: its reward cannot be trained on:\n  " + "\n  ".join(problems))
-    for problem in problems:
-        warn(f"{stage}: reward probe: {problem}")
-
-
 def _answers(spec: EnvironmentSpec, row: dict[str, Any], expected: str | None, all_expected: list) -> dict[str, str]:
     """Make the answers to try; without an expected answer, or a scale where responses are compared, few or none."""
     if expected is None:

@@ -1,7 +1,7 @@
 """Refuse a stage that would lose texts of its rows on the way to the model, with the templates that print them."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,17 +10,18 @@ from scripts.backends.by_name import backend_of
 from scripts.backends.tokens import without_torch
 from scripts.errors import UserError
 from scripts.files import read_json
+from scripts.finding import Finding
 from scripts.model import scratch
 from scripts.model.lengths import BYTES, tokenizer_at_hand
 from scripts.recipe.lost_texts import TextKind
 from scripts.recipe.model import RandomModel
-from scripts.records import ArrivalRecord
 from scripts.rows.arrival import Arrival, ArrivalOf, Reading, RowCheck, Tally
 from scripts.rows.chat_format import SHIPPED, ChatFormat, chat_template_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.measures import measured
 from scripts.rows.messages import common_length
 from scripts.rows.parallel import default_workers
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 
 SHOWN_TEMPLATES = 6
@@ -55,28 +56,29 @@ def reading_of(stage: Stage, chat_format: ChatFormat | None) -> Reading | None:
     return replace(reading, rows=None) if reading.rows >= stage.rows else reading
 
 
-def check_arrival(stage: Stage, reading: Reading, problems: list[str]) -> ArrivalRecord | None:
-    """Return what arrives of a stage's training rows in a reading, and add a problem where too much is lost.
+def check_arrival(candidate: Candidate, reading: Reading) -> Iterator[Finding]:
+    """Find texts of a stage's training rows that do not arrive in a reading, and rows that its template refuses.
 
-    None where the chat template takes too long, which is a problem too.
+    Note the shares (scripts.records.ArrivalRecord); a chat template that takes too long is a finding.
     """
+    stage = candidate.stage
     try:
         arrival = measured(stage.train_split, ArrivalOf(reading), default_workers())
     except UserError as error:
-        problems.append(str(error))
-        return None
+        yield candidate.stops(str(error))
+        return
+    candidate.noted["arrival"] = arrival.describe()
     # a row that the template refuses ends TRL's training; NeMo-RL's own check names such a row
     key = f"stages.{stage.name}.policy.tokenizer.chat_template"
     line, says = arrival.refusals[0] if arrival.refusals else (0, "")
-    is_named = any(problem.startswith(f"{stage.train_split}:") for problem in problems)
+    is_named = any(finding.message.startswith(f"{stage.train_split}:") for finding in candidate.found if finding.stops)
     if line and stage.settings.backend == "trl" and not is_named:
-        problems.append(
+        yield candidate.stops(
             f"{stage.train_split}:{line}: the chat template refuses {round(arrival.refused)} of {arrival.rows} rows, "
             f"the first with: {says}; name another template as {key}, or leave such rows out of the blend"
         )
     if lost := arrival.lost(stage.settings.max_lost_share):
-        problems.append(words_of_loss(stage, arrival, reading, lost))
-    return arrival.describe()
+        yield candidate.stops(words_of_loss(stage, arrival, reading, lost))
 
 
 def words_of_loss(stage: Stage, arrival: Arrival, reading: Reading, lost: dict[TextKind, Tally]) -> str:

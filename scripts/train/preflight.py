@@ -7,22 +7,24 @@ import math
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import singledispatch
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, singledispatch
 from pathlib import Path
 from typing import Annotated, Any
 
 from scripts.backends.by_name import backend_of
-from scripts.backends.tokens import text_of_rows, warn_of_rows, without_torch
+from scripts.backends.tokens import remarks_on, text_of_rows, without_torch
 from scripts.errors import LongError, UserError, warn
 from scripts.evaluate.gate import words_of_stop
 from scripts.files import amount, check_readable, read_json, write_json
+from scripts.finding import Check, Effort, Finding, Moment, ask, refusal_of
 from scripts.model.finite import refuse_export
 from scripts.model.hugging_face import check_model, tensors_of
 from scripts.model.lengths import LengthsOf, tokenizer_at_hand
 from scripts.model.shape import fresh_parameters
 from scripts.program import run_command_line
+from scripts.recipe.blend import Blend
 from scripts.recipe.load import load_site
 from scripts.recipe.model import PretrainedModel, RandomModel
 from scripts.recipe.site import Site
@@ -35,96 +37,156 @@ from scripts.rows.chat_format import ChatFormat, pin_date
 from scripts.rows.drift import PARTS, DriftsOf
 from scripts.rows.measures import measure_together, measured
 from scripts.rows.parallel import default_workers
+from scripts.stage.candidate import Candidate
 from scripts.stage.consistency import check_splits, exported_model
-from scripts.stage.probe import report, sample_rows, try_rewards
+from scripts.stage.probe import sample_rows, try_rewards
 from scripts.stage.stage import Name, Results, Stage, stage_of
 from scripts.train.arrived import check_arrival, reading_of
-from scripts.train.shown import ShownOf
+from scripts.train.shown import Shown, ShownOf
 
 SHOWN = 10
 SHOWN_ROWS = 3
 
 
+@dataclass(frozen=True)
+class WithRows(Candidate):
+    """A candidate with its rows."""
+
+    @property
+    def blend(self) -> Blend:
+        """The blend of its rows."""
+        return self.stage.recipe.blends[self.stage.settings.blend]
+
+    @cached_property
+    def chat_format(self) -> ChatFormat | None:
+        """The chat format of the training; None where not known yet."""
+        return backend_of(self.stage.settings.made_by).chat_format(self.stage)
+
+    @cached_property
+    def reading(self) -> Reading | None:
+        """How rows are given to the chat template; None where not known."""
+        return reading_of(self.stage, self.chat_format)
+
+    @cached_property
+    def shown(self) -> Shown:
+        """The first rows, or why no row can be shown; UserError where the trainer would refuse a row."""
+        return measured(self.stage.train_split, ShownOf(self.stage, self.chat_format, SHOWN_ROWS))
+
+
 def check_stage(stage: Stage, site: Site | None = None, python: str = sys.executable) -> dict[str, Any]:
     """Check a stage and return the checked facts as a small deterministic record; print warnings.
 
-    `python` trains the stage. Raise UserError with every problem; problems told by small records come first, before
-    anything large is read.
+    `python` trains the stage. UserError names all findings of one effort that stop the stage, least effort first.
     """
-    settings, blend = stage.settings, stage.recipe.blends.get(stage.settings.blend)
-    _refuse(stage, list(_known_problems(stage)))
-    if stage.parent_export is not None and stage.parent_export.exists():
-        check_readable(stage.parent_export)
-        check_handover(stage)
-    check_starts(stage)
     pin_date(stage.recipe.model.template_date)
-    problems, backend = [], backend_of(settings.made_by)
+    blend = stage.recipe.blends.get(stage.settings.blend)
+    checks = backend_of(stage.settings.made_by).checks()
     if blend is None:
-        _refuse(stage, backend.preflight(stage, site, python))
+        candidate = Candidate(stage, site, python)
+        _ask_all([*OF_STARTS, *checks], candidate)
         return {"stage": stage.name, "max_num_steps": stage.planned}
-    try:
-        check_splits(stage.manifest)
-    except UserError as error:
-        problems.append(str(error))
-    chat_format = backend.chat_format(stage)
-    reading = reading_of(stage, chat_format) if blend.format == "jsonl" else None
-    if blend.format == "jsonl":
-        _measure(stage, chat_format, reading)
-    problems += (_memory_problems(stage, site) if site else []) + backend.preflight(stage, site, python)
-    problems += changes_of_format(stage, chat_format)
-    try:
-        shown = measured(stage.train_split, ShownOf(stage, chat_format, SHOWN_ROWS))
-        warn_of_rows(stage.name, shown.rows)
-    except UserError as error:
-        problems.append(str(error))
-    tokens = _token_lengths(stage, chat_format, problems) if blend.format == "jsonl" else None
-    arrival = check_arrival(stage, reading, problems) if reading is not None else None
-    _refuse(stage, problems)
-    if blend.format == "jsonl":
-        _warn_of_order(stage)
+    candidate = WithRows(stage, site, python)
+    before, after = (BEFORE_LINES, AFTER_LINES) if blend.format == "jsonl" else ([], [])
+    _ask_all([*OF_STARTS, *OF_SPLITS, *before, *checks, *OF_ROWS, *after, *OF_ANSWERS], candidate)
+    settings = stage.settings
     record = {
         "stage": stage.name,
         "train_rows": stage.rows,
         "rows_per_step": settings.rows_per_step,
         "max_num_steps": stage.planned,
         "epochs": math.ceil(stage.planned * settings.rows_per_step / stage.rows),
-        "tokens": tokens,
+        "tokens": None,
     }
-    if arrival is not None:
-        record["arrival"] = arrival
-    if evaluated := _evaluated(stage):
-        record["evaluated_answers"] = evaluated
-    if shown.reason is not None:
-        record["rows_not_shown"] = shown.reason
-        print(f"{stage.name}: rows are not shown: {shown.reason}", file=sys.stderr)
-    else:
-        record["rows"] = shown.rows
-        print(text_of_rows(shown.rows, str(stage.train_split), coloured=False), file=sys.stderr)
-    if probe := getattr(settings, "probe", None):
-        samples = sample_rows(stage.train_split, probe.rows, frozenset(blend.allow))
-        record["reward_probe"], faults = try_rewards(samples, probe)
-        report(stage.name, faults, probe.action)
-    if tried := backend.try_batch(stage, site, python):
-        record["batch"] = tried
-    return record
+    return record | candidate.noted
 
 
-def _memory_problems(stage: Stage, site: Site) -> list[str]:
-    """Return the stages, of this and its descendants, that cannot fit the site; warn of those that may not."""
-    problems = []
+def _ask_all(checks: Iterable[Check[Any]], candidate: Candidate) -> None:
+    """Ask the checks of a preflight, print warnings, and raise UserError with all findings that stop the stage."""
+    for finding in ask(checks, candidate, [Moment.PREFLIGHT]):
+        candidate.found.append(finding)
+        if not finding.stops:
+            warn(finding.line)
+    stopping = [finding.message for finding in candidate.found if finding.stops]
+    if stopping:
+        raise LongError(f"stage {candidate.name} is not ready to train:\n  " + "\n  ".join(stopping))
+
+
+def check_gates(candidate: Candidate) -> Iterator[Finding]:
+    """Find a start whose gate stops its descendants."""
+    stage = candidate.stage
+    for start in stage.node.starts:
+        stopped = words_of_stop(stage.paths.sibling(start.name)) if start.trained else None
+        if stopped:
+            yield candidate.stops(stopped)
+
+
+def check_rows_of_step(candidate: Candidate) -> Iterator[Finding]:
+    """Find fewer rows than those of one step."""
+    stage, least = candidate.stage, candidate.stage.settings.rows_per_step
+    if stage.blend and stage.rows < least:
+        yield candidate.stops(
+            f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "
+            f"stages.{stage.name}'s batch or its blend's holdout"
+        )
+
+
+def check_disk(candidate: Candidate) -> Iterator[Finding]:
+    """Find too little room for the stage's checkpoints."""
+    lacking = shortage(candidate.stage)
+    if lacking is not None:
+        yield candidate.stops(lacking)
+
+
+def check_weights(candidate: Candidate) -> Iterator[Finding]:
+    """Find starts that are unreadable, no whole model, or with weights that are no numbers."""
+    return refusal_of(_check_weights, candidate.stage, about=candidate.name)
+
+
+def _check_weights(stage: Stage) -> None:
+    """Raise UserError for the first of these."""
+    if stage.parent_export is not None and stage.parent_export.exists():
+        check_readable(stage.parent_export)
+        check_handover(stage)
+    check_starts(stage)
+
+
+def check_content(candidate: Candidate) -> Iterator[Finding]:
+    """Find splits with another content than the manifest's."""
+    return refusal_of(check_splits, candidate.stage.manifest, about=candidate.name)
+
+
+def check_memory(candidate: Candidate) -> Iterator[Finding]:
+    """Find stages, of this one and the descendants, too large for the site's memory."""
+    stage, site = candidate.stage, candidate.site
+    if site is None:
+        return
     for node in stage.recipe.graph.descendants(stage.node):
         descendant = replace(stage, name=node.name)
         says, fits = backend_of(descendant.settings.made_by).memory(descendant, site)
-        if fits is False and site.refuse_over_memory:
-            problems.append(says)
-        elif not fits:
-            warn(says)
-    return problems
+        if not fits:
+            yield Finding(says, stops=fits is False and site.refuse_over_memory)
 
 
-def _warn_of_order(stage: Stage) -> None:
-    """Say how many rows are held out; warn of a file whose rows change along the way, with the settings that help."""
-    blend = stage.recipe.blends[stage.settings.blend]
+def check_format(candidate: WithRows) -> Iterator[Finding]:
+    """Find a difference from the parent's chat format."""
+    for says in changes_of_format(candidate.stage, candidate.chat_format):
+        yield candidate.stops(says)
+
+
+def check_shown(candidate: WithRows) -> Iterator[Finding]:
+    """Find first rows that the trainer would refuse, and pass on the backend's remarks."""
+    try:
+        remarks = remarks_on(candidate.shown.rows)
+    except UserError as error:
+        yield candidate.stops(str(error))
+        return
+    for says in remarks:
+        yield candidate.warns(says)
+
+
+def check_order(candidate: WithRows) -> Iterator[Finding]:
+    """Find rows that change along the file, with the settings that help; print the number of held-out rows."""
+    stage, blend = candidate.stage, candidate.blend
     held_out = read_record(stage.manifest, Manifest)["validation"].get("rows")
     if stage.rows is not None and held_out is not None:
         print(f"{stage.name}: {stage.rows:,} rows to train on, {held_out:,} held out", file=sys.stderr)
@@ -141,7 +203,7 @@ def _warn_of_order(stage: Stage) -> None:
         remedy = f"set data.shuffle: true of stages.{stage.name}"
         said.append(f"the rows to train on change along the file ({words}); {remedy}")
     if said:
-        warn(f"{stage.name}: {stage.train_split}: {'; '.join(said)}")
+        yield candidate.warns(f"{stage.train_split}: {'; '.join(said)}")
 
 
 def _may_run_answers(stage: Stage) -> bool:
@@ -150,39 +212,46 @@ def _may_run_answers(stage: Stage) -> bool:
     return names is None or any(name.startswith("reasoning_gym") for name in names)
 
 
-def _evaluated(stage: Stage) -> dict[str, int]:
-    """Count the rows by task whose scorers evaluate a policy's answers, with a warning."""
+def check_scorers(candidate: WithRows) -> Iterator[Finding]:
+    """Find tasks with scorers that run a policy's answers as code, and note the number of rows."""
+    stage = candidate.stage
     if not _may_run_answers(stage):
-        return {}
+        return
     facts = measured(stage.train_split, _facts_of(stage), default_workers())
     counts = Counter(facts.tasks)
     if counts:
+        candidate.noted["evaluated_answers"] = dict(sorted(counts.items()))
         tasks = ", ".join(f"{task} ({rows})" for task, rows in sorted(counts.items()))
-        warn(
-            f"{stage.name}: {stage.train_split}: {counts.total()} rows have scorers that run a policy's answers as "
-            f"code: {tasks}; a server started here is confined, without network (SECURITY.md)"
+        yield candidate.warns(
+            f"{stage.train_split}: {counts.total()} rows have scorers that run a policy's answers as code: {tasks}; "
+            "a server started here is confined, without network (SECURITY.md)"
         )
-    return dict(sorted(counts.items()))
 
 
-def _known_problems(stage: Stage) -> Iterator[str]:
-    """Yield the problems that records tell: a start's gate, too few rows, too little room on the disk."""
-    for start in stage.node.starts:
-        stopped = words_of_stop(stage.paths.sibling(start.name)) if start.trained else None
-        if stopped:
-            yield stopped
-    if stage.blend and stage.rows < (least := stage.settings.rows_per_step):
-        yield (
-            f"{stage.manifest}: {stage.rows} training rows are fewer than the {least} of one step; lower "
-            f"stages.{stage.name}'s batch or its blend's holdout"
-        )
-    if lacking := shortage(stage):
-        yield lacking
+def show_rows(candidate: WithRows) -> Iterator[Finding]:
+    """Print and note the first rows, or why there are none."""
+    stage, shown = candidate.stage, candidate.shown
+    if shown.reason is not None:
+        candidate.noted["rows_not_shown"] = shown.reason
+        print(f"{stage.name}: rows are not shown: {shown.reason}", file=sys.stderr)
+    else:
+        candidate.noted["rows"] = shown.rows
+        print(text_of_rows(shown.rows, str(stage.train_split), coloured=False), file=sys.stderr)
+    yield from ()
 
 
-def _refuse(stage: Stage, problems: list[str]) -> None:
-    if problems:
-        raise LongError(f"stage {stage.name} is not ready to train:\n  " + "\n  ".join(problems))
+def check_reward(candidate: WithRows) -> Iterator[Finding]:
+    """Find wrong answers with the reward of the expected one, in sampled rows; note the rewards."""
+    stage, probe = candidate.stage, getattr(candidate.stage.settings, "probe", None)
+    if not probe:
+        return
+    samples = sample_rows(stage.train_split, probe.rows, frozenset(candidate.blend.allow))
+    candidate.noted["reward_probe"], paid = try_rewards(samples, probe)
+    if paid and probe.action == "stop":
+        yield candidate.stops("its reward cannot be trained on:\n    " + "\n    ".join(paid))
+        return
+    for says in paid:
+        yield candidate.warns(f"reward probe: {says}")
 
 
 def check_handover(stage: Stage) -> None:
@@ -222,24 +291,25 @@ def changes_of_format(stage: Stage, trained: ChatFormat | None) -> list[str]:
     ]
 
 
-def _measure(stage: Stage, chat_format: ChatFormat | None, reading: Reading | None) -> None:
+def measure_splits(candidate: WithRows) -> Iterator[Finding]:
     """Measure together what the checks of a stage ask of its splits and no record tells; each split is read once.
 
-    What fails here fails again, with its message, where a check asks for it.
+    Nothing is found here. A measure that fails, fails again with its message in the check behind it.
     """
-    blend = stage.recipe.blends[stage.settings.blend]
+    stage, blend = candidate.stage, candidate.blend
     asked = backend_of(stage.settings.made_by).measures(stage)
     if _may_run_answers(stage):
         asked.append((stage.train_split, _facts_of(stage)))
-    if lengths := _lengths_of(stage, chat_format):
+    if lengths := _lengths_of(stage, candidate.chat_format):
         asked += [(stage.train_split, lengths), (stage.validation_split, lengths)]
-    if reading is not None:
-        asked.append((stage.train_split, ArrivalOf(reading)))
+    if candidate.reading is not None:
+        asked.append((stage.train_split, ArrivalOf(candidate.reading)))
     if probe := getattr(stage.settings, "probe", None):
         asked.append((stage.train_split, SamplesOf(probe.rows, frozenset(blend.allow))))
     for split in (stage.train_split, stage.validation_split):
         measures = [measure for path, measure in asked if path == split]
         without_torch(measure_together, split, measures, default_workers())
+    yield from ()
 
 
 def _facts_of(stage: Stage) -> FactsOf:
@@ -260,39 +330,44 @@ def _lengths_of(stage: Stage, chat_format: ChatFormat | None) -> LengthsOf | Non
     return LengthsOf.by(kind, tokenizer, stage.config.longest_row, template)
 
 
-def _token_lengths(stage: Stage, chat_format: ChatFormat | None, problems: list[str]) -> dict[str, Any] | None:
-    """Describe the row lengths of each split, in tokens; None where no tokenizer is at hand.
+def check_lengths(candidate: WithRows) -> Iterator[Finding]:
+    """Find rows that are too long or hold special tokens, and too large a share of long rows.
 
-    Print the number and the first rows that are too long or hold special tokens; add a problem for too large a share of
-    long rows.
+    Note the row lengths of each split, in tokens; nothing where no tokenizer is at hand.
     """
-    name, limit, lengths = stage.name, stage.config.longest_row, _lengths_of(stage, chat_format)
+    stage, limit = candidate.stage, candidate.stage.config.longest_row
+    lengths = _lengths_of(stage, candidate.chat_format)
     if lengths is None:
-        return None
-    described: dict[str, Any] = {"limit": limit}
+        return
+    candidate.noted["tokens"] = described = {"limit": limit}
     for split, path in (("train", stage.train_split), ("validation", stage.validation_split)):
         found = measured(path, lengths, default_workers())
         described[split] = found.describe()
         lost = f", and {found.answers_cut} keep nothing of their answer" if found.answers_cut else ""
         too_long = [f"line {line}: {tokens}" for line, tokens in found.too_long]
         special = [f"line {line}" for line in found.special]
-        faults = (
+        marks = (
             (f"have more than {limit} tokens{lost} (docs/traps.md, trap 32)", found.long, too_long),
             ("hold texts that the tokenizer takes for special tokens", found.with_special, special),
         )
-        for fault, count, rows in faults:
+        for mark, count, rows in marks:
             if count:
                 first = ", ".join(rows[:SHOWN]) + (", ..." if count > SHOWN else "")
-                warn(f"{name}: {path}: {count} of {found.rows} rows {fault}: {first}")
+                yield candidate.warns(f"{path}: {count} of {found.rows} rows {mark}: {first}")
         if split == "train" and found.share > stage.settings.max_truncated_share:
             lost = f"; {found.answers_cut} of them would keep nothing of their answer" if found.answers_cut else ""
-            problems.append(
+            yield candidate.stops(
                 f"{path}: {found.long} of {found.rows} rows ({found.share:.1%}) have more than the {limit} "
                 f"tokens that the stage reads of a row, the longest {found.longest}{lost}; raise "
-                f"policy.max_total_sequence_length of stages.{name}, leave long rows out of the blend, or allow a "
-                f"larger share by its max_truncated_share (now {stage.settings.max_truncated_share:g})"
+                f"policy.max_total_sequence_length of stages.{stage.name}, leave long rows out of the blend, or allow "
+                f"a larger share by its max_truncated_share (now {stage.settings.max_truncated_share:g})"
             )
-    return described
+
+
+def check_texts(candidate: WithRows) -> Iterator[Finding]:
+    """Find texts of rows that do not reach the model; note the shares."""
+    if candidate.reading is not None:
+        yield from check_arrival(candidate, candidate.reading)
 
 
 def checkpoint_bytes(stage: Stage) -> int:
@@ -358,6 +433,34 @@ def shortage(stage: Stage) -> str | None:
         f"{training.path}: {most} checkpoints of {amount(each)} need {amount(needed)}, but {amount(free)} are free; "
         "make room, or keep fewer (checkpointing.keep_last_k, save_period)"
     )
+
+
+OF_STARTS = [
+    Check(Moment.PREFLIGHT, check_gates, Effort.RECORDS),
+    Check(Moment.PREFLIGHT, check_rows_of_step, Effort.RECORDS),
+    Check(Moment.PREFLIGHT, check_disk, Effort.RECORDS),
+    Check(Moment.PREFLIGHT, check_weights, Effort.WEIGHTS),
+]
+"""Of every stage, before its rows are read."""
+OF_SPLITS = [Check(Moment.PREFLIGHT, check_content)]
+BEFORE_LINES = [Check(Moment.PREFLIGHT, measure_splits)]
+"""Of splits in JSON lines, before the backend's checks."""
+OF_ROWS = [
+    Check(Moment.PREFLIGHT, check_memory),
+    Check(Moment.PREFLIGHT, check_format),
+    Check(Moment.PREFLIGHT, check_shown),
+]
+AFTER_LINES = [
+    Check(Moment.PREFLIGHT, check_lengths),
+    Check(Moment.PREFLIGHT, check_texts),
+    Check(Moment.PREFLIGHT, check_order, Effort.ANSWERS),
+]
+"""Of splits in JSON lines, after the backend's checks."""
+OF_ANSWERS = [
+    Check(Moment.PREFLIGHT, check_scorers, Effort.ANSWERS),
+    Check(Moment.PREFLIGHT, show_rows, Effort.ANSWERS),
+    Check(Moment.PREFLIGHT, check_reward, Effort.ANSWERS),
+]
 
 
 def main(

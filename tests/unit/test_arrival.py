@@ -17,6 +17,7 @@ from scripts.rows.arrival import ArrivalOf, Reading, RowCheck
 from scripts.rows.chat_format import SHIPPED, ChatFormat, compiled_template
 from scripts.rows.marking import Marker, split_thoughts
 from scripts.rows.prompts import as_chat
+from scripts.stage.candidate import Candidate
 from scripts.train.arrived import check_arrival
 from scripts.train.arrived import reading_of as reading_of_stage
 from tests.conftest import ROOT
@@ -265,6 +266,13 @@ def test_rows_that_the_stage_never_reads_are_not_looked_at(tmp_path):
 # -- the preflight -----------------------------------------------------------------------------------------------------
 
 
+def arriving(stage, chat_format=None):
+    """What the preflight has against a stage's rows, and its record."""
+    candidate = Candidate(stage)
+    found = check_arrival(candidate, reading_of_stage(stage, chat_format))
+    return [finding.message for finding in found], candidate.noted["arrival"]
+
+
 @pytest.fixture
 def refused(tmp_path, matrix):
     """What the preflight says of a stage's rows with a template that TRL ships, and its record."""
@@ -275,10 +283,8 @@ def refused(tmp_path, matrix):
         changed = recipe.model_copy(
             update={"stages": recipe.stages | {"sft": stage.settings.model_copy(update=settings)}}
         )
-        text, problems = (SHIPPED / f"{template}.jinja").read_text(), []
-        stage = replace(stage, recipe=changed)
-        record = check_arrival(stage, reading_of_stage(stage, ChatFormat(text, {}, matrix.folder)), problems)
-        return problems, record
+        text = (SHIPPED / f"{template}.jinja").read_text()
+        return arriving(replace(stage, recipe=changed), ChatFormat(text, {}, matrix.folder))
 
     return check
 
@@ -330,15 +336,12 @@ def test_the_tools_of_an_environment_have_to_arrive(tmp_path):
     row = {"agent_ref": {"type": "responses_api_agents", "name": "calculator"}}
     row["responses_create_params"] = {"input": "How much is 2 times 3?"}
     stage = ready_stage(recipe, tmp_path, "rlvr", [row] * 8)
-    problems = []
-    record = check_arrival(stage, reading_of_stage(stage, None), problems)
-    assert problems == [] and record["texts"]["tool names"]["rendered"] == 0
+    says, record = arriving(stage)
+    assert says == [] and record["texts"]["tool names"]["rendered"] == 0
     assert record["texts"]["user messages"]["rendered"] == 1
     strict = stage.settings.model_copy(update={"max_lost_share": {}})
     changed = recipe.model_copy(update={"stages": recipe.stages | {"rlvr": strict}})
-    stage = replace(stage, recipe=changed)
-    check_arrival(stage, reading_of_stage(stage, None), problems)
-    assert "tool descriptions: 8 of 8" in problems[0]
+    assert "tool descriptions: 8 of 8" in arriving(replace(stage, recipe=changed))[0][0]
 
 
 def test_nemo_rl_gives_the_template_no_tools_of_pairs(tmp_path):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from scripts.backends.trl.doubts import unfit_readers
+from scripts.backends.trl.checks import unfit_readers
 from scripts.backends.trl.on_policy import DistillationLoss
 from scripts.files import read_json, write_json
 from scripts.model.processor import make_tokenizer

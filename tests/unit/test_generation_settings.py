@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from scripts.backends.trl.doubts import unlikely_sampling
-from scripts.commands.doctor import doubts
+from scripts.backends.trl.checks import check_sampling
+from scripts.commands.checks import findings
+from scripts.commands.project import Project
 from scripts.evaluate.benchmarks import read_scores
 from scripts.files import read_json, write_json
+from scripts.finding import Moment
 from scripts.model.generation_settings import (
     BY_RECIPE,
     folder_without_sampling,
@@ -24,9 +26,11 @@ from scripts.model.generation_settings import (
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.recipe.sampling import words_of_decoding
+from scripts.recipe.site import Site
 from scripts.report.pages import write_environments_page
 from scripts.report.scores import sampling_sentences
 from scripts.report.stage_page import main as write_stage_page
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 from scripts.stage.store import identity_of
 from tests.conftest import SHORT
@@ -155,14 +159,20 @@ def test_a_penalty_on_repetition_is_part_of_a_config_where_it_is_said(staged):
     assert kinds[0] - kinds[1] == {"peak_gen_kl_error"}, "the sampler's probabilities are others than the update's"
 
 
+def unlikely_sampling(stage):
+    """What is found of a stage's sampling."""
+    return [finding.message for finding in check_sampling(Candidate(stage))]
+
+
 def test_the_plan_names_once_what_the_folder_asks_for_and_who_decides(staged, folder):
     stage = staged()
-    assert list(unlikely_sampling(stage)) == []
+    assert unlikely_sampling(stage) == []
     ask(folder, **QWEN)
     (told,) = unlikely_sampling(stage)
     assert "asks for do_sample True, repetition_penalty 1.1" in told
     assert "not used: evaluation.* and policy.generation.* of the recipe decides" in told
-    lines = [line for line in doubts(stage.recipe, stage.results, stage.recipe.stages) if "not used" in line]
+    found = findings(Project(stage.recipe, Site(name="here", threads=1), stage.results), Moment.PLAN)
+    lines = [str(finding) for finding in found if "not used" in finding.message]
     of_sft = [line for line in lines if line.startswith("warning: sft: ")]
     assert len(of_sft) == 1 and "not used: evaluation.* of the recipe decides" in of_sft[0]
     assert sum("rlvr1" in line for line in lines) == 1
@@ -172,8 +182,8 @@ def test_a_penalty_with_a_pad_token_that_ends_is_warned_of(staged, folder):
     write_json(folder / "generation_config.json", {"eos_token_id": 2, "pad_token_id": 2})
     (told,) = unlikely_sampling(staged(repetition_penalty=1.1))
     assert told.startswith("policy.generation.repetition_penalty: the model pads with its end token")
-    assert list(unlikely_sampling(staged())) == []
-    assert list(unlikely_sampling(staged(repetition_penalty=1.1, backend="vllm"))) == []
+    assert unlikely_sampling(staged()) == []
+    assert unlikely_sampling(staged(repetition_penalty=1.1, backend="vllm")) == []
 
 
 # --- records and pages ---

@@ -7,11 +7,13 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from scripts.commands.gym_verdicts import doubtful
+from scripts.commands.gym_verdicts import check_verdicts
+from scripts.commands.project import Project
 from scripts.files import write_json
 from scripts.recipe.gym_release import VERDICTS
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
+from scripts.recipe.site import Site
 from scripts.sampling.judge import JUDGED
 from scripts.stage.tables import write_table
 from scripts.stage.training_folder import TrainingFolder
@@ -49,6 +51,11 @@ def train(results: Path, stage: str, attempts: list[tuple[int, int, dict]], unju
             )
         )
         TrainingFolder(run).end_attempt(ended, "finished")
+
+
+def doubtful(recipe, results):
+    """What the doctor finds of the verdicts."""
+    return [found.message for found in check_verdicts(Project(recipe, Site(name="here", threads=1), results))]
 
 
 NOW = {"gym_verdicts": VERDICTS}

@@ -5,9 +5,11 @@ import json
 import pytest
 import yaml
 
-from scripts.commands.doctor import doubts
+from scripts.commands.checks import check_data
+from scripts.commands.project import Project
 from scripts.files import sha256_file, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.site import Site
 from scripts.stage.held_out import rows_held_out
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT
@@ -59,7 +61,8 @@ def test_what_a_plan_cannot_know_it_does_not_say(recipe, tmp_path):
     ("rows", "blend", "warns"), [(200, {}, True), (499, {}, True), (500, {}, False), (200, {"holdout": 100}, False)]
 )
 def test_a_default_holdout_that_takes_more_than_a_fifth_is_a_warning(recipe, tmp_path, rows, blend, warns):
-    said = [line for line in doubts(recipe(rows, **blend), tmp_path / "results", []) if "holdout" in line]
+    project = Project(recipe(rows, **blend), Site(name="here", threads=1), tmp_path / "results")
+    said = [*map(str, check_data(project))]
     assert len(said) == warns
     if rows == 200 and warns:
         assert said[0].startswith("warning: blend chats: 100 rows to train on, 100 held out (50%), since")

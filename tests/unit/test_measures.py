@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from scripts.backends.by_name import backend_of
 from scripts.data import check
 from scripts.errors import UserError
 from scripts.files import read_json, sha256_file, write_json
@@ -28,7 +27,7 @@ from scripts.rows.measures import FOLDER, Split, in_one_pass, measured, recorded
 from scripts.stage.consistency import check_splits
 from scripts.train.preflight import check_stage
 from tests.conftest import SHORT, refusal
-from tests.stages import ready_stage
+from tests.stages import ready_stage, refused_by_backend
 
 MATH = "math_with_judge_simple_agent"
 TEMPLATE = "{% for message in messages %}{{ message.content }} | {% endfor %}"
@@ -168,15 +167,14 @@ def test_a_users_own_check_of_rows_is_asked_each_time_and_one_without_reads_noth
     file.write_text("def verify(row, response): return float(response == row['expected_answer'])\n")
     made = ready_stage(load_recipe(recipe), tmp_path / "results", "rlhf", rows)
     run_check(made)
-    backend = backend_of("trl")
     with opened() as without:
-        assert backend.preflight(made, None, sys.executable) == []
+        assert refused_by_backend(made) == []
     assert without == []
     asked = tmp_path / "refused"
     file.write_text(file.read_text() + f"def check(row): return open({str(asked)!r}).read() or None\n")
     for says in ("", "not today"):
         asked.write_text(says)
-        problems = backend.preflight(replace(made), None, sys.executable)
+        problems = refused_by_backend(replace(made))
         assert problems[:1] == ([f"{made.train_split}:1: {says}"] if says else [])
 
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from scripts.backends.trl.doubts import cut_answers, unlikely_settings
+from scripts.backends.trl.checks import check_cut_answers, check_settings
 from scripts.backends.trl.placing import estimate, memory_of_machine, out_of_memory, sentence
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
@@ -24,6 +24,7 @@ from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import AnyStage
 from scripts.recipe.resolve import sync_configs
 from scripts.recipe.site import Site
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT
@@ -211,17 +212,19 @@ def test_the_rows_lengths_count_where_they_are_there_and_rows_that_are_not_may_b
 
 
 def test_settings_that_ruin_a_training_are_told_in_figures_before_it(by_words, model):
-    assert [*unlikely_settings(by_words), *cut_answers(by_words)] == []
+    assert [*check_settings(Candidate(by_words)), *check_cut_answers(Candidate(by_words))] == []
     split = by_words.train_split.read_text()
     by_words.train_split.write_text(split.replace('"b"', '"' + "b " * 200 + '"'))
-    (cut,) = cut_answers(by_words)
-    assert re.fullmatch(r"evaluation.max_new_tokens is \d+, which 100% of the first rows' answers reach: .*", cut)
+    (cut,) = check_cut_answers(Candidate(by_words))
+    assert re.fullmatch(
+        r"evaluation.max_new_tokens is \d+, which 100% of the first rows' answers reach: .*", cut.message
+    )
     config = model / "config.json"
     known = config.read_text()
     config.write_text(json.dumps(json.loads(known) | {"max_position_embeddings": 50, "vocab_size": 50}))
     evaluation = by_words.recipe.evaluation.model_copy(update={"stop_token_ids": [2, 51]})
     recipe = by_words.recipe.model_copy(update={"evaluation": evaluation})
-    found = list(unlikely_settings(replace(by_words, recipe=recipe)))
+    found = [finding.message for finding in check_settings(Candidate(replace(by_words, recipe=recipe)))]
     config.write_text(known)
     assert found[0] == "a sequence has up to 96 tokens, but the model's max_position_embeddings are 50"
     assert found[1] == "evaluation.stop_token_ids: no response ends at [51]; the vocabulary has 50 tokens"

@@ -12,10 +12,12 @@ from scripts.backends.nemo_rl.checks.places import check_model
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.errors import UserError
 from scripts.files import describe_files, write_json
+from scripts.finding import Moment, ask
 from scripts.model.processor import make_tokenizer
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.rows.chat_format import write_template
+from scripts.stage.candidate import Candidate
 from scripts.stage.publish import export_name, publish_export
 from scripts.stage.stage import Stage
 from scripts.train.preflight import changes_of_format, check_handover
@@ -149,7 +151,7 @@ def test_a_tokenizer_that_the_release_cannot_read_is_refused(export, tmp_path, r
     recipe = recipe_with(tmp_path, release=release)
     runtime = runtime_of(recipe, "rl", load_site(ROOT / "config/sites/h100.yaml", recipe))
     found = [*check_model(StageContext(**vars(runtime), stage=Stage(recipe, tmp_path, "rl")))]
-    assert [it.says.partition("; ")[0].partition("json: ")[2] for it in found if it.stops] == (
+    assert [it.message.partition("; ")[0].partition("json: ")[2] for it in found if it.stops] == (
         [] if reads else ["transformers 5 wrote it, which transformers 4 of super-v3 cannot read"]
     )
 
@@ -158,6 +160,8 @@ def test_a_stage_of_trl_on_a_site_of_nemo_rl_is_told_that_it_leaves_the_gpus_idl
     recipe = recipe_with(tmp_path)
     site = load_site(ROOT / "config/sites/h100.yaml", recipe)
     stage = Stage(recipe, tmp_path, "sft")
-    (found,) = backend_of("trl").findings(stage, site.model_copy(update={"accelerator": "cpu"}))
-    assert "site h100 gives it nodes of 8 GPUs, and says accelerator: cpu" in found.says and not found.stops
-    assert backend_of("trl").findings(stage, site.model_copy(update={"processes": 4})) == []
+    idle = Candidate.on(site.model_copy(update={"accelerator": "cpu"}), stage)
+    (found,) = ask(backend_of("trl").checks(), idle, [Moment.START])
+    assert "site h100 gives it nodes of 8 GPUs, and says accelerator: cpu" in found.message and not found.stops
+    busy = Candidate.on(site.model_copy(update={"processes": 4}), stage)
+    assert [*ask(backend_of("trl").checks(), busy, [Moment.START])] == []

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks import check_traps
 from scripts.backends.nemo_rl.checks import places as site_checks
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.places import (
@@ -29,11 +29,12 @@ from scripts.backends.nemo_rl.command import hydra_overrides
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Finding
 from scripts.files import write_json
+from scripts.finding import Finding
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT
@@ -75,7 +76,7 @@ class World:
     name: str = "rlvr1"
 
     def found(self) -> list[Finding]:
-        return findings(Stage(self.recipe, self.root / "results", self.name), self.site)
+        return [*check_traps(Candidate(Stage(self.recipe, self.root / "results", self.name), self.site))]
 
     def with_all(self, changes: dict[str, Any]) -> "World":
         """With changes by method; the values are the method's arguments, named or in order."""
@@ -294,13 +295,13 @@ def test_a_right_recipe_on_a_right_site_has_no_findings(world, name):
 @cases("nemo_rl_checks.wrong", "wrong")
 def test_one_wrong_value_is_one_finding(world, wrong):
     spoilt = world.with_all(wrong["world"])
-    assert spoilt.found() == [Finding(spoilt.name, wrong["trap"], world.named(wrong["says"]), wrong.get("stops", True))]
+    assert spoilt.found() == [Finding(world.named(wrong["says"]), spoilt.name, wrong.get("stops", True), wrong["trap"])]
 
 
 @pytest.mark.parametrize(("last", "says"), [(14, []), (15, ["set it to 14 at most or leave it out"])])
 def test_a_stage_that_continues_another_needs_rows_for_its_own_steps_alone(world, last, says):
     longer = world.stage(max_num_steps=6).of("rlvr2").stage(continues="rlvr1", max_num_steps=last).rows(2570)
-    found = [finding.says for finding in check_rows_and_steps(longer.context())]
+    found = [finding.message for finding in check_rows_and_steps(longer.context())]
     assert [text.rpartition("; ")[2] for text in found] == says
 
 
@@ -322,7 +323,7 @@ def test_a_release_whose_copies_are_the_loaded_weights_may_keep_its_optimizer_on
 def test_adapters_need_a_release_that_converts_and_merges_them(world, release, says):
     context = world.stage(policy={"megatron_cfg": {"enabled": True, "peft": {"enabled": True}}}).context()
     found = check_adapters(replace(context, release=release_of(release)))
-    assert list(found) == [Finding("rlvr1", 15, line) for line in says]
+    assert list(found) == [Finding(line, "rlvr1", trap=15) for line in says]
 
 
 @pytest.mark.parametrize(("said", "traps"), [({}, [15]), ({"_v2": False}, [23])])
@@ -378,15 +379,12 @@ def test_another_revision_and_changed_files_are_told(world, monkeypatch):
     head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     (found,) = world.found()
     assert (found.trap, found.stops) == (18, True)
-    assert found.says == (
+    assert found.message == (
         f"{world.root}/checkout: is at {head[:12]}, but v0.7.0 is {RELEASE.revision[:12]}; check that revision out"
     )
     (world.root / "checkout/ray.sub").write_text("changed\n")
     ask = site_checks.git
     monkeypatch.setattr(site_checks, "git", lambda *words: RELEASE.revision if "rev-parse" in words else ask(*words))
-    assert world.found() == [Finding("rlvr1", 38, f"{world.root}/checkout: 1 files are changed there", stops=False)]
-
-
-def test_a_finding_is_one_line_with_its_trap():
-    assert str(Finding("rlvr1", 4, "too few rows")) == "error: rlvr1: too few rows (docs/traps.md, trap 4)"
-    assert str(Finding("rlvr1", 4, "too few rows", stops=False)).startswith("warning: ")
+    assert world.found() == [
+        Finding(f"{world.root}/checkout: 1 files are changed there", "rlvr1", stops=False, trap=38)
+    ]

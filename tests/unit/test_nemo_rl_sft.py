@@ -26,6 +26,7 @@ from scripts.recipe.load import load_recipe, load_site
 from scripts.stage.stage import Stage
 from tests.cases import cases
 from tests.conftest import ROOT
+from tests.stages import refused_by_backend
 
 ASKED, ANSWER = {"role": "user", "content": "2+2"}, {"role": "assistant", "content": "4"}
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -139,7 +140,7 @@ def test_a_row_that_fills_the_length_is_masked_whole(stage_of):
 def problems(stage):
     """What the preflight says of the rows; the site's own problems are others."""
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
-    return [line for line in BACKEND.preflight(stage, site, "python") if "split.jsonl:" in line]
+    return [line for line in refused_by_backend(stage, site) if "split.jsonl:" in line]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +174,6 @@ def test_batches_and_validation_must_fit(stage_of, settings, says):
     site = load_site(ROOT / "config/sites/h100.yaml", stage.recipe)
     context = StageContext(**vars(runtime_of(stage.recipe, "sft", site)), stage=stage)
     each = (checks.check_parallelism, checks.check_checkpoints)
-    found = [finding.says for check in each for finding in check(context)]
+    found = [finding.message for check in each for finding in check(context)]
     assert len(found) == (says is not None)
     assert says is None or says in found[0]

@@ -202,7 +202,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_whatever_the_recipe_allows(m
     context = StageContext(**vars(runtime_of(recipe, "student", site)), stage=stage)
     (found,) = check_formats(context)
     assert (found.trap, found.stops) == (80, True)
-    assert found.says.startswith(
+    assert found.message.startswith(
         "teachers.rest reads otherwise than the student: the vocabulary (2 tokens, now 2; 'a' was 0"
     )
 

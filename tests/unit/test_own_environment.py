@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from scripts.backends.protocol import StopRequest, TrainingJob, read_job, write_job
-from scripts.backends.trl.backend import BACKEND
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.resolve import own_environments, resolve_stage, training_config
@@ -28,7 +27,7 @@ from scripts.stage.probe import SampledRow, try_rewards
 from scripts.train.preflight import check_stage
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT, SHORT
-from tests.stages import ready_stage
+from tests.stages import ready_stage, refused_by_backend
 
 EXAMPLE = "config/environments/word_count.py"
 VERIFY = "def verify(row, response): return 1.0\n"
@@ -248,9 +247,9 @@ def test_the_first_preflight_tries_it_on_the_rows_of_later_stages(recipe, tmp_pa
     loaded = recipe(tmp_path / "mine.py", "mine")
     taught = {"messages": [{"role": "user", "content": "say 1"}, {"role": "assistant", "content": "one"}]}
     stage = ready_stage(loaded, tmp_path / "results", "sft", [taught])
-    assert BACKEND.preflight(stage, None, "python") == []
+    assert refused_by_backend(stage) == []
     ready_stage(loaded, tmp_path / "results", "rlvr1", [row(3, "mine")])
-    (said,) = BACKEND.preflight(stage, None, "python")
+    (said,) = refused_by_backend(stage)
     assert "rlvr1/train-split.jsonl:1: environment mine: verify of" in said and "returned None" in said
 
 
@@ -385,5 +384,5 @@ def test_processes_that_sample_together_are_refused_where_there_are_tools(recipe
     stage = ready_stage(loaded, tmp_path / "results", "rlvr1", [row(3, "mine") | {"first": 1}])
     for processes, problems in ((1, 0), (2, 1)):
         (tmp_path / "site.yaml").write_text(f"name: mine\nthreads: 1\nprocesses: {processes}\n")
-        found = BACKEND.preflight(stage, load_site(tmp_path / "site.yaml", loaded), "python")
+        found = refused_by_backend(stage, load_site(tmp_path / "site.yaml", loaded))
         assert len(found) == problems and all("TRL plays the turns of environments with tools" in why for why in found)

@@ -10,7 +10,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from scripts.commands.doctor import lacking_rows
+from scripts.commands.checks import check_rows_there
+from scripts.commands.project import Project
 from scripts.contents import NOTES
 from scripts.data import own_rows as own_rows_module
 from scripts.data.download import fetch_source
@@ -18,6 +19,7 @@ from scripts.data.fill import main as fill
 from scripts.data.source_record import files_below
 from scripts.files import append_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.site import Site
 from scripts.stage.rule_settings import data_to_be_made, gone_files, is_fetched, settings_files, write_settings
 from tests.conftest import SHORT
 
@@ -255,15 +257,20 @@ def test_results_of_earlier_versions_are_fresh_and_an_edit_since_is_seen(tree):
     assert remade() == {"rlvr1"}
 
 
+def lacking_rows(recipe):
+    """What a start is refused for."""
+    return [finding.line for finding in check_rows_there(Project(recipe, Site(name="here", threads=1), RESULTS))]
+
+
 @pytest.mark.parametrize("gone", ["rows", "rows/sft.jsonl"])
 def test_rows_that_are_gone_leave_what_was_made_of_them_and_are_told(tree, gone):
     Path(gone).rename("away")
     recipe = load_recipe(RECIPE)
-    assert remade() == set() and lacking_rows(recipe, RESULTS) == []
+    assert remade() == set() and lacking_rows(recipe) == []
     assert any(f"{gone}" in line and "sft" in line for line in gone_files(recipe, RESULTS))
     shutil.rmtree(RESULTS / "data/source")
     shutil.rmtree(RESULTS / "data/sft")
-    assert any(f"{gone}" in line for line in lacking_rows(recipe, RESULTS))
+    assert any(f"{gone}" in line for line in lacking_rows(recipe))
 
 
 def test_which_files_a_data_set_has_is_asked_of_datasets_once(tree, monkeypatch):

@@ -2,12 +2,12 @@
 
 import pytest
 
-from scripts.backends.nemo_rl.backend import NemoRl
+from scripts.backends.nemo_rl import backend as backend_module
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.checks.sums import check_preferences
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.finding import Finding
 from scripts.recipe.load import load_recipe, load_site
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT
@@ -23,7 +23,7 @@ def check(tmp_path, monkeypatch):
     """Runs the preflight of stage dpo; what it would find of the site is `found`."""
 
     def run(found=()):
-        monkeypatch.setattr(NemoRl, "findings", lambda *_: list(found))
+        monkeypatch.setattr(backend_module, "check_traps", lambda _: found)
         return check_stage(ready_stage(RECIPE, tmp_path, "dpo", [PAIR] * 16_000), SITE)
 
     return run
@@ -42,7 +42,7 @@ def test_a_stage_of_preferences_is_ready(check):
 
 
 def test_what_would_stop_the_stage_stops_its_preflight_and_a_warning_is_printed(check, capsys):
-    found = [Finding("dpo", 18, "no checkout"), Finding("dpo", 37, "a slow image", stops=False)]
+    found = [Finding("no checkout", "dpo", trap=18), Finding("a slow image", "dpo", stops=False, trap=37)]
     with pytest.raises(UserError, match=r"stage dpo is not ready to train:\n  no checkout$"):
         check(found=found)
     assert capsys.readouterr().err == "warning: dpo: a slow image (docs/traps.md, trap 37)\n"
@@ -69,4 +69,4 @@ def test_nemo_rl_reads_pairs_of_texts_or_ranked_completions_as_the_stage_says(ro
     stage = ready_stage(RECIPE, tmp_path, "dpo", [row] * 2)
     found = list(check_preferences(StageContext(**vars(runtime_of(RECIPE, "dpo", SITE)), stage=stage)))
     assert len(found) == (says is not None)
-    assert all(says in finding.says for finding in found)
+    assert all(says in finding.message for finding in found)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.backends.protocol import StopRequest
+from scripts.commands.doctor import diagnose
 from scripts.commands.migrate import take_runs
 from scripts.commands.plan import plan_text
 from scripts.commands.project import Project
@@ -289,6 +290,8 @@ def test_an_altered_record_is_told_before_it_makes_anything_stale(chain, name):
     spoil(chain)
     with pytest.raises(UserError, match=words):
         refuse_damage(RECIPE, chain)
+    found = diagnose(Project(RECIPE, SITE, chain))
+    assert any(words in finding.message for finding in found) and all(finding.stops for finding in found)
 
 
 @pytest.mark.parametrize("name", ["content", "link"])

@@ -13,10 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from scripts.commands.project import store_refusals
+from scripts.commands.checks import check_key
+from scripts.commands.project import Project
 from scripts.commands.store import Prune, fetch, listed, pruned, verified
 from scripts.errors import UserError
 from scripts.recipe.config import Store
+from scripts.recipe.load import load_recipe
+from scripts.recipe.site import Site
 from scripts.remote import claims, pruning
 from scripts.remote.bounded import Bounded
 from scripts.remote.pruning import prune
@@ -26,7 +29,7 @@ from scripts.stage.push import push_published
 from scripts.stage.remote import FETCHED, pull, pull_newest, push
 from scripts.stage.rundir import ELSEWHERE, Checkpoint
 from scripts.stage.training_folder import TrainingFolder
-from tests.conftest import refusal
+from tests.conftest import SHORT, refusal
 from tests.stages import checkpoint, open_folder
 from tests.unit.test_remote import (  # noqa: F401 - fixtures
     changed,
@@ -491,12 +494,19 @@ def test_a_manifest_signed_with_another_key_or_changed_is_not_taken(train, tmp_p
     assert train(stage_of("b"), store=RemoteStore(url)) == (0, [])
 
 
+def lacking_key(store: Store | None) -> list[str]:
+    """What a start is refused for."""
+    recipe = load_recipe(SHORT)
+    project = Project(recipe, Site(name="here", threads=1), Path("results"), store=store)
+    return [finding.line for finding in check_key(project)]
+
+
 def test_a_start_is_refused_without_a_key_and_says_the_line_to_add(monkeypatch):
     bucket = Store(remote="s3://bucket/x")
-    assert store_refusals(None) == store_refusals(bucket) == []
+    assert lacking_key(None) == lacking_key(bucket) == []
     monkeypatch.delenv(KEY)
-    (line,) = store_refusals(bucket)
+    (line,) = lacking_key(bucket)
     assert "s3://bucket/x" in line and f"Set {KEY}" in line and "add `key: none` below `store:`" in line
-    assert store_refusals(bucket.model_copy(update={"key": "none"})) == []
-    assert store_refusals(Store(remote="s3://bucket/x", pull=False, push=[])) == []
-    assert store_refusals(Store(remote="results/remote")) == []
+    assert lacking_key(bucket.model_copy(update={"key": "none"})) == []
+    assert lacking_key(Store(remote="s3://bucket/x", pull=False, push=[])) == []
+    assert lacking_key(Store(remote="results/remote")) == []

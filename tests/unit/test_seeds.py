@@ -5,10 +5,12 @@ import json
 import pytest
 import yaml
 
-from scripts.commands.doctor import doubts
+from scripts.commands.checks import check_data
+from scripts.commands.project import Project
 from scripts.evaluate.choose import words_of
 from scripts.files import sha256_text, write_json
 from scripts.recipe.load import load_recipe
+from scripts.recipe.site import Site
 from scripts.report.pages import merged, read_variants
 from scripts.stage.seeds import has_dropout, idle_seeds, variants_alike
 from tests.conftest import ROOT
@@ -43,7 +45,7 @@ def pairs(name):
 @pytest.mark.parametrize("name", ["dpo", "mpo", "kto"])
 def test_a_seed_without_effect_is_told_before_anything_trains(swept, tmp_path, name):
     assert variants_alike(swept(name)) == pairs(name)
-    first, second = [line for line in doubts(swept(name), tmp_path, []) if "seed" in line]
+    first, second = map(str, check_data(Project(swept(name), Site(name="here", threads=1), tmp_path)))
     assert first.startswith(f"warning: {name}.lr-0.001.seed-1, {name}.lr-0.001.seed-2: the seed has no effect here, so")
     assert "they are the same training" in second and "data.shuffle: true" in second
 

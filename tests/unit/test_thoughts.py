@@ -31,6 +31,7 @@ from scripts.sampling.judge import judge
 from scripts.sampling.kept import Kept
 from scripts.sampling.select import UNFINISHED, Selection
 from scripts.sampling.verdicts import Judges, asked_of, is_verdict
+from scripts.stage.candidate import Candidate
 from tests import pretrained
 from tests.conftest import SHORT
 
@@ -522,7 +523,8 @@ def torch_tensor(values: list) -> object:
 
 def test_plan_and_preflight_name_a_template_that_prints_the_date(tmp_path, monkeypatch):
     from scripts.backends.nemo_rl.backend import BACKEND as NEMO_RL
-    from scripts.backends.trl.doubts import date_printed
+    from scripts.backends.nemo_rl.backend import check_date
+    from scripts.backends.trl.checks import date_printed
 
     pretrained.tokenizer(bos_token="<|reserved|>").save_pretrained(tmp_path)
     template = (SHIPPED / "llama3_2.jinja").read_text()
@@ -533,5 +535,7 @@ def test_plan_and_preflight_name_a_template_that_prints_the_date(tmp_path, monke
         found = [*date_printed(SimpleNamespace(config=config, recipe=recipe), tmp_path)]
         assert [("it is 2026-01-31 (model.template_date)" in says) for says in found] == [True] * is_named
         monkeypatch.setattr(type(NEMO_RL), "chat_format", lambda *_: ChatFormat(template, {}, tmp_path))
-        there = SimpleNamespace(config=SimpleNamespace(tokenizer={"chat_template_kwargs": variables}))
-        assert [("NeMo-RL prints the day" in says) for says in NEMO_RL.doubts(there)] == [True] * is_named
+        there = SimpleNamespace(name="sft", config=SimpleNamespace(tokenizer={"chat_template_kwargs": variables}))
+        assert [("NeMo-RL prints the day" in found.message) for found in check_date(Candidate(there))] == [
+            True
+        ] * is_named

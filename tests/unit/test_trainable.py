@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from scripts.backends.trl.doubts import tokens_without_rows
+from scripts.backends.trl.checks import check_tokens
 from scripts.backends.trl.versions import missing_reporter
-from scripts.commands.doctor import problems
+from scripts.commands.checks import findings
+from scripts.commands.project import Project
+from scripts.finding import Finding, Moment
 from scripts.model import trainable
 from scripts.recipe.load import load_recipe, load_site
 from scripts.recipe.model import PretrainedModel
+from scripts.stage.candidate import Candidate
 from tests.cases import cases
 from tests.conftest import ROOT, refusal
 from tests.pretrained import save_pretrained
@@ -55,7 +58,8 @@ def copied(tmp_path, folder):
 def planned(model: Path, results: Path) -> list[str]:
     """What a dry run refuses of a recipe on a model."""
     recipe = load_recipe(ROOT / "config/recipes/tiny-pretrained.yaml", model=str(model))
-    return problems(recipe, results, load_site(ROOT / "config/sites/laptop.yaml", recipe))
+    site = load_site(ROOT / "config/sites/laptop.yaml", recipe)
+    return [finding.line for finding in findings(Project(recipe, site, results), Moment.READ)]
 
 
 @cases("pretrained.not_trained", "config", "message")
@@ -97,11 +101,11 @@ def test_rows_that_hold_a_token_without_a_row_are_named(tmp_path, copied):
     said = {"role": "assistant", "content": "3"}
     asked = [{"role": "user", "content": text} for text in ("1+2?", 'a <|a"b|> in a text?')]
     stage = ready_stage(recipe, tmp_path / "results", "sft", [{"messages": [each, said]} for each in asked])
-    assert [*tokens_without_rows(stage)] == []
+    assert [*check_tokens(Candidate(stage))] == []
     (tmp_path / "results/model/hf").mkdir(parents=True)
     (tmp_path / "results/model/hf/model").symlink_to(spare)
-    says, _ = tokens_without_rows(stage)
-    assert says.startswith(
+    found, _ = check_tokens(Candidate(stage))
+    assert found.message.startswith(
         f"{stage.train_split}:2: holds '<|a\"b|>', which the tokenizer takes for the token of number "
     )
 
@@ -148,4 +152,4 @@ def test_a_package_that_reports_need_is_named_before_anything_starts(monkeypatch
     recipe = load_recipe(ROOT / "config/recipes/tiny-pretrained.yaml", model=str(folder))
     site = load_site(ROOT / "config/sites/laptop.yaml", recipe).model_copy(update={"report_to": ["trackio"]})
     says = "report_to of the site names trackio, which is not installed: python -m pip install trackio"
-    assert problems(recipe, tmp_path, site) == [says]
+    assert findings(Project(recipe, site, tmp_path), Moment.READ) == [Finding(says)]

@@ -13,7 +13,7 @@ KINDS = {"prevented", "caught beforehand", "survived", "reported", "not ours", "
 CHECKS_OF_NEMO_RL = tuple(
     f"scripts/backends/nemo_rl/checks/{name}.py" for name in ("__init__", "sums", "places", "silent")
 )
-LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/doctor.py")
+LOOKING = (*CHECKS_OF_NEMO_RL, "scripts/commands/checks.py", "scripts/backends/trl/checks.py")
 NAMED = re.compile(r"`(tests/\w+/\w+\.py)::(\w+)`")
 
 
@@ -26,9 +26,8 @@ def rows() -> list[list[str]]:
 def traps_told(path: Path) -> set[int]:
     """The trap numbers that a module's findings bear."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    places = {"error": 0, "warning": 0, "Finding": 1}
-    names = [(getattr(call.func, "attr", getattr(call.func, "id", None)), call.args) for call in calls]
-    numbers = [arguments[places[name]] for name, arguments in names if name in places]
+    numbers = [key.value for call in calls for key in call.keywords if key.arg == "trap"]
+    numbers += [call.args[0] for call in calls if getattr(call.func, "attr", None) in ("error", "warning")]
     return {number.value for number in numbers if isinstance(number, ast.Constant)}
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from scripts.backends.trl.algorithm import PACKAGES
-from scripts.backends.trl.versions import check_versions, problem_of
+from scripts.backends.trl.versions import check_versions, difference_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
@@ -80,13 +80,13 @@ def test_what_places_vllm_is_no_part_of_the_config_and_what_samples_is_where_it_
 
 
 def test_another_python_is_asked_for_its_versions():
-    assert problem_of(sys.executable, {"pydantic": "0.0"}) == _said({"pydantic": "0.0"})
-    assert problem_of(sys.executable, {"no-such-package": "1", "vllm": "0.0"}) == _said(
+    assert difference_of(sys.executable, {"pydantic": "0.0"}) == _said({"pydantic": "0.0"})
+    assert difference_of(sys.executable, {"no-such-package": "1", "vllm": "0.0"}) == _said(
         {"no-such-package": "1", "vllm": "0.0"}
     )
     assert "no no-such-package (pinned: 1)" in _said({"no-such-package": "1", "vllm": "0.0"})
     assert "name its Python in the site's vllm_python" in _said({"vllm": "0.0"})
-    assert problem_of("/no/such/python", {"vllm": "0.0"}).startswith("/no/such/python: No such file or directory; ")
+    assert difference_of("/no/such/python", {"vllm": "0.0"}).startswith("/no/such/python: No such file or directory; ")
 
 
 def _said(release: dict[str, str]) -> str:

@@ -12,12 +12,13 @@ import pytest
 import yaml
 from snakemake import cli
 
-from scripts.commands.doctor import lacking_rows, other_version, problems
+from scripts.commands.checks import check_version, findings
 from scripts.commands.plan import dry_run_text, plan_text
 from scripts.commands.project import Project
 from scripts.controller.prepare import refuse_taken_folder
 from scripts.errors import UserError
 from scripts.files import write_json
+from scripts.finding import Moment
 from scripts.model.trainable import check_templates
 from scripts.processes import process_start
 from scripts.recipe.load import load_recipe, load_site, parse_config
@@ -115,7 +116,8 @@ def test_what_is_not_there_or_not_whole_is_told_by_plan_and_refused_before_any_j
     except UserError as error:
         holds(mistake, f"{error}")
         return
-    (said,) = problems(project.recipe, project.results, project.site) + lacking_rows(project.recipe, project.results)
+    found = findings(project, Moment.READ, Moment.PLAN)
+    (said,) = [finding.line for finding in found if finding.stops]
     holds(mistake, said)
     assert plan_text(project).endswith(f"\nSnakemake will refuse all of it: {said}")
 
@@ -276,9 +278,10 @@ def test_where_the_output_cannot_go_and_in_another_python(tree, monkeypatch):
 
 def test_a_project_of_another_version(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [*other_version()] == []
+    assert [*check_version(None)] == []
     Path("Snakefile").write_text('module stagecoach_workflow:\n    snakefile:\n        stagecoach.snakefile("0.0.1")\n')
-    (said,) = other_version()
+    (found,) = check_version(None)
+    said = found.line
     holds("a project of another version than the installed", said)
 
 

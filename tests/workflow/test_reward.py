@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer  # no
 from scripts.backends.protocol import write_job  # noqa: E402
 from scripts.backends.trl import measuring  # noqa: E402
 from scripts.backends.trl.algorithm import Dtensor  # noqa: E402
-from scripts.backends.trl.doubts import unfit_readers  # noqa: E402
+from scripts.backends.trl.checks import unfit_readers  # noqa: E402
 from scripts.backends.trl.measuring import EndedTexts  # noqa: E402
 from scripts.backends.trl.tokenization import lines_of, tokenize_answers  # noqa: E402
 from scripts.backends.trl.train import train_rank as train  # noqa: E402

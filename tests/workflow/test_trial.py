@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("torch")
 
 from scripts.backends.trl import trial
-from scripts.backends.trl.trial import try_batch
+from scripts.backends.trl.trial import check_batch
 from scripts.recipe.load import load_site
+from scripts.stage.candidate import Candidate
 from scripts.train.preflight import check_stage
 from tests.conftest import ROOT, refusal
 from tests.pretrained import save_pretrained
@@ -50,6 +51,13 @@ def own(tmp_path, model):
     return make
 
 
+def try_batch(stage, site=None, python=sys.executable):
+    """What the preflight notes of a try, and what it has against the stage."""
+    candidate = Candidate(stage, site, python)
+    found = [*check_batch(candidate)]
+    return candidate.noted.get("batch"), [finding.message for finding in found if finding.stops]
+
+
 def left_behind(stage) -> list[str]:
     """What a try left in a stage's folder, beside its log."""
     return sorted(path.name for path in stage.paths.directory.iterdir() if path.name != "logs")
@@ -62,7 +70,7 @@ def test_a_sound_stage_passes_and_leaves_nothing_but_its_log(stages, algorithm):
     assert tried["layers"] == 2 and tried["seconds"] > 0 and "not_tried" not in tried
     assert left_behind(stage) == [] and not (stage.results / "store").exists()
     started = time.monotonic()
-    again = try_batch(replace(stage), None, sys.executable)
+    again, _ = try_batch(replace(stage))
     assert again["tried"].startswith("before") and time.monotonic() - started < 2
 
 
@@ -73,18 +81,18 @@ def test_a_reward_model_is_tried_and_another_config_is_tried_again(own):
     values["reward"]["center_rewards_coefficient"] = 0.1
     other = replace(stage)
     vars(other)["config"] = stage.config.of_config(values)
-    assert "tried" not in try_batch(other, None, sys.executable)
+    assert "tried" not in try_batch(other)[0]
 
 
 def test_a_site_may_leave_it_out_and_a_trained_stage_is_not_tried(stages, tmp_path):
     stage = stages["sft"]
     site = load_site(ROOT / "config/sites/laptop.yaml", stage.recipe)
-    assert try_batch(stage, site.model_copy(update={"try_batch": False}), sys.executable) is None
+    assert try_batch(stage, site.model_copy(update={"try_batch": False})) == (None, [])
     trained = replace(stage, root=tmp_path)
     step = trained.training.path / "checkpoints/step_1"
     step.mkdir(parents=True)
     (step / "files.json").write_text("{}")
-    assert try_batch(trained, None, sys.executable) is None
+    assert try_batch(trained) == (None, [])
 
 
 def test_weights_that_are_no_numbers_are_named_though_no_export_was_looked_at(tmp_path, model):
@@ -137,8 +145,7 @@ def test_a_program_that_ends_otherwise_is_a_message(stages, tmp_path, monkeypatc
     program.chmod(0o755)
     monkeypatch.setattr(trial, "SECONDS", 1.0)
     stage = stages["sft"]
-    if outcome == "failed":
-        assert says in refusal(try_batch, stage, None, str(program))
-    else:
-        assert says in try_batch(stage, None, str(program))["not_tried"]
+    noted, (*stopping,) = try_batch(stage, None, str(program))
+    told = stopping[0] if outcome == "failed" else noted["not_tried"]
+    assert says in told and len(stopping) == (outcome == "failed")
     assert left_behind(stage) == []

@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 
 from scripts.backends.trl.algorithm import PACKAGES
-from scripts.backends.trl.versions import problem_of
+from scripts.backends.trl.versions import difference_of
 from scripts.files import read_json, sha256_file, write_json
 from scripts.recipe.yaml_file import pinned_versions
 from tests.conftest import ROOT, Workflow
 from tests.pretrained import save_beginning
 
 PYTHON = os.environ.get("STAGECOACH_VLLM_PYTHON", sys.executable)
-LACKING = problem_of(PYTHON, pinned_versions("vllm", (*PACKAGES, "vllm")))
+LACKING = difference_of(PYTHON, pinned_versions("vllm", (*PACKAGES, "vllm")))
 STEPS = 4
 ROUNDING = 0.05
 

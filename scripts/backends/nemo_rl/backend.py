@@ -1,7 +1,7 @@
 """Backend `nemo_rl`: NeMo-RL's driver in containers, within a Slurm job."""
 
 import shlex
-import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from jinja2 import TemplateError
 
 from scripts.backends.nemo_rl.checkpoints import lay_in, reach_of, seal_finished
-from scripts.backends.nemo_rl.checks import findings
+from scripts.backends.nemo_rl.checks import check_traps
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
 from scripts.backends.nemo_rl.demonstrations import MisreadOf, parts_of, problems_of
@@ -19,7 +19,8 @@ from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
 from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob
 from scripts.backends.tokens import load_here, shown_row, without_torch
-from scripts.errors import UserError, warn
+from scripts.errors import UserError
+from scripts.finding import Check, Finding, Moment
 from scripts.recipe.site import Site
 from scripts.records import ShownRow, read_if_there
 from scripts.rows.arrival import Learns, Reading
@@ -27,6 +28,7 @@ from scripts.rows.chat_format import prints_date, tokenizer_of
 from scripts.rows.jsonl import read_rows
 from scripts.rows.measures import BlockMeasure
 from scripts.rows.prompts import render_prompt
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 
 
@@ -38,10 +40,24 @@ class ImageFile(TypedDict, total=False):
     sha256: str
 
 
+def check_date(candidate: Candidate) -> Iterator[Finding]:
+    """Find a chat template with the date, since nothing pins the date in NeMo-RL's containers."""
+    stage = candidate.stage
+    chat_format = BACKEND.chat_format(stage)
+    if chat_format is None or chat_format.chat_template is None:
+        return
+    variables = stage.config.tokenizer.get("chat_template_kwargs") or {}
+    if prints_date(chat_format.chat_template, chat_format.folder, variables):
+        yield candidate.warns(
+            "the chat template prints the day's date, and NeMo-RL prints the day on which it trains; give a date by "
+            "policy.tokenizer.chat_template_kwargs where the template takes one (date_string), or name a template "
+            "without a date"
+        )
+
+
 class NemoRl(Backend):
     """Start and watch NeMo-RL's driver."""
 
-    findings = staticmethod(findings)
     chat_format = staticmethod(chat_format_of)
     seal_finished = staticmethod(seal_finished)
     begin_from = staticmethod(lay_in)
@@ -59,38 +75,19 @@ class NemoRl(Backend):
 
         train.train(job, allocation)
 
-    def check_nodes(self, stage: Stage, site: Site) -> None:
-        """Leave nodes to the check of parallelism."""
-
-    def doubts(self, stage: Stage) -> list[str]:
-        """Return a warning of a chat template that prints the date, which nothing pins in NeMo-RL's containers."""
-        chat_format = self.chat_format(stage)
-        if chat_format is None or chat_format.chat_template is None:
-            return []
-        variables = stage.config.tokenizer.get("chat_template_kwargs") or {}
-        if not prints_date(chat_format.chat_template, chat_format.folder, variables):
-            return []
+    def checks(self) -> Sequence[Check[Candidate]]:
+        """Return the checks of the traps, of the date in a chat template, and of rows of SFT."""
         return [
-            "the chat template prints the day's date, and NeMo-RL prints the day on which it trains; give a date by "
-            "policy.tokenizer.chat_template_kwargs where the template takes one (date_string), or name a template "
-            "without a date"
+            Check(Moment.PLAN, check_date, again="the start's export, with its chat template, may be there since"),
+            Check(Moment.START, check_traps, again="rows and exports may be there since, and the site's files change"),
+            Check(Moment.PREFLIGHT, self.check_reading),
         ]
 
-    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return the findings that stop the stage; print the rest."""
-        if site is None:
-            raise UserError(f"stage {stage.name} is NeMo-RL's: name the site as well (--site)")
-        for doubt in self.doubts(stage):
-            warn(f"{stage.name}: {doubt}")
-        found = self.findings(stage, site)
-        for finding in found:
-            if not finding.stops:
-                print(finding, file=sys.stderr)
-        problems = [finding.says for finding in found if finding.stops]
-        misread = self.misread_by(stage)
-        for split in (stage.train_split, stage.validation_split) if misread is not None else ():
-            problems += without_torch(problems_of, split, misread)
-        return problems
+    def check_reading(self, candidate: Candidate) -> Iterator[Finding]:
+        """Find rows that SFT would misread."""
+        for split, misread in self.measures(candidate.stage):
+            for problem in without_torch(problems_of, split, misread):
+                yield candidate.stops(problem)
 
     def measures(self, stage: Stage) -> list[tuple[Path, BlockMeasure]]:
         """Return the rows that SFT would misread."""

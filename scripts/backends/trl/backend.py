@@ -1,72 +1,48 @@
 """Backend `trl`: TRL's trainers, in this process or on the nodes of a Slurm job."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from scripts.backends.protocol import Allocation, Backend, Finding, TrainingJob
+from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
+from scripts.backends.trl.checks import CHECKS, HoldingOf, rowless_tokens
 from scripts.backends.trl.cluster import in_processes, on_cluster, train_apart
-from scripts.backends.trl.doubts import (
-    HoldingOf,
-    cut_answers,
-    rowless_tokens,
-    tokens_without_rows,
-    unfit_readers,
-    unlikely_sampling,
-    unlikely_settings,
-)
 from scripts.backends.trl.placing import (
     check_shares,
     counts_rows,
     devices_of,
     longest_row_of,
     model_at_hand,
-    ranks_on,
     sentence,
 )
 from scripts.backends.trl.this_process import train_here
 from scripts.backends.trl.tokenization import lines_of, parts_of, preparation_of
-from scripts.backends.trl.trial import try_batch
-from scripts.backends.trl.versions import missing_reporter, problem_of
-from scripts.errors import UserError, warn
+from scripts.errors import UserError
 from scripts.files import check_readable, describe_files, read_json, sha256_file, temporary_directory
+from scripts.finding import Check
 from scripts.processes import share_cores
 from scripts.recipe.resolve import own_environments
-from scripts.recipe.site import GYM_PYTHON, Site
+from scripts.recipe.site import Site
 from scripts.recipe.stage_settings import StageSettings
 from scripts.records import CheckpointRecord, Reach, ShownRow, read_record
-from scripts.rewards.gym_yaml import agents_of
 from scripts.rewards.registry import (
-    SPECS,
-    check_row,
-    environment_factory,
     register,
-    register_gym,
-    scores,
     tool_schemas,
 )
-from scripts.rewards.row_facts import SAMPLED, FactsOf, SamplesOf, unrewarded_in
-from scripts.rewards.spec import EnvironmentSpec
+from scripts.rewards.row_facts import FactsOf
 from scripts.rows.arrival import Learns, Reading
 from scripts.rows.chat_format import pin_date, tokenizer_of
-from scripts.rows.jsonl import environment_of, key_of, read_rows
-from scripts.rows.measures import BlockMeasure, Split, measured, recorded
-from scripts.rows.parallel import default_workers
+from scripts.rows.measures import BlockMeasure
 from scripts.stage import publish
+from scripts.stage.candidate import Candidate
 from scripts.stage.rundir import Checkpoint
 from scripts.stage.stage import Stage
 from scripts.stage.stopping import ending_in
 from scripts.stage.training_folder import TrainingFolder
-
-SHOWN = 10
-TOGETHER = (
-    "processes sample together by policy.dtensor_cfg.enabled and by vllm_cfg.tensor_parallel_size, but TRL plays the "
-    "turns of environments with tools in each process alone; drop these settings, or train in one process"
-)
 
 
 class Trl(Backend):
@@ -163,21 +139,9 @@ class Trl(Backend):
         ending = ending_in(training, config.stopping, planned, newest.step if newest else 0)
         return Reach(ending.last, ending.last < planned) if ending else Reach(planned)
 
-    def check_nodes(self, stage: Stage, site: Site) -> None:
-        """Raise UserError where a step cannot be shared evenly among the site's processes."""
-        check_shares(stage.name, stage.config, stage.settings, *ranks_on(site, stage))
-
-    def findings(self, stage: Stage, site: Site) -> list[Finding]:
-        """Return the protocol's findings, and GPUs that would stand idle."""
-        found = super().findings(stage, site)
-        if site.accelerator == "cpu" and site.slurm is not None and site.slurm.gpus_per_node:
-            says = f"site {site.name} gives it nodes of {site.slurm.gpus_per_node} GPUs, and says accelerator: cpu"
-            found.append(Finding(stage.name, 35, f"{says}, so these would stand idle; make it cuda", stops=False))
-        return found
-
-    def lacking_packages(self, stage: Stage, site: Site) -> str | None:
-        """Return the package that the site's report_to needs and that a training by this Python lacks."""
-        return missing_reporter(stage.settings.python_on(site.vllm_python), site.report_to)
+    def checks(self) -> Sequence[Check[Candidate]]:
+        """Return the checks of this backend."""
+        return CHECKS
 
     def export(self, stage: Stage, site: Site | None, log: Path | None) -> None:
         """Export the published checkpoint, adapters merged."""
@@ -185,48 +149,6 @@ class Trl(Backend):
             self.export_as_it_is(stage)
         else:
             _export_merged(stage)
-
-    def doubts(self, stage: Stage) -> list[str]:
-        """Return settings that are likely mistakes."""
-        return [*unlikely_settings(stage), *unlikely_sampling(stage)]
-
-    def try_batch(self, stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
-        """Try a batch in a process of its own."""
-        return try_batch(stage, site, python)
-
-    def preflight(self, stage: Stage, site: Site | None, python: str) -> list[str]:
-        """Return packages off their pins, and rows that no verifier can reward."""
-        problems = []
-        for doubt in (*stage.settings.doubts, *self.doubts(stage), *cut_answers(stage)):
-            warn(f"{stage.name}: {doubt}")
-        if site is not None and (lacking := missing_reporter(python, site.report_to)):
-            problems.append(lacking)
-        if stage.config.samples_by_vllm and (unfit := problem_of(python, stage.config.release)):
-            problems.append(unfit)
-        problems += tokens_without_rows(stage)
-        problems += unfit_readers(stage, self.chat_format(stage))
-        blend = stage.recipe.blends[stage.settings.blend]
-        register(own_environments(stage.recipe), stage.config.environments)  # all, which later stages need
-        problems += _failing_environments(stage)
-        if blend.kind != "prompts":
-            return problems
-        if site is not None and ranks_on(site, stage)[1] > 1 and any(map(environment_factory, blend.environments)):
-            policy = stage.settings.policy
-            if policy.dtensor_cfg.enabled or policy.generation.vllm_cfg.tensor_parallel_size > 1:
-                problems.append(TOGETHER)
-        python = site.gym_python if site else GYM_PYTHON
-        settings, evaluation, allow = stage.settings, stage.recipe.evaluation, frozenset(blend.allow)
-        gym = getattr(settings, "gym", None)
-        # rows that NeMo-Gym's servers reward, by the names of their agents
-        served = {*agents_of(gym, python)}
-        problems += _unrewarded(stage.train_split, allow, served)
-        if {*stage.node.rows} & {*stage.recipe.graph.scored_rows}:
-            served &= {*agents_of(evaluation.gym, python)}
-        problems += _unrewarded(stage.validation_split, allow, served)
-        if gym and not problems:
-            for server in register_gym(gym, settings.gym_servers, python):
-                server.wait()
-        return problems
 
 
 def _export_merged(stage: Stage) -> None:
@@ -259,65 +181,6 @@ def _ends(folder: Path | None) -> list[int]:
     settings = folder and folder / "generation_config.json"
     ends = read_json(settings).get("eos_token_id") if settings and settings.exists() else None
     return ends if isinstance(ends, list) else [ends] if ends is not None else []
-
-
-def _failing_environments(stage: Stage) -> list[str]:
-    """Return the faults of the user's environments on their first rows, in every other blend at hand."""
-    found = []
-    for name, blend in stage.recipe.blends.items():
-        split = stage.results / "data" / name / stage.train_split.name
-        own = stage.recipe.environments.keys() & {*blend.environments}
-        if blend.kind != "prompts" or name == stage.settings.blend or not own or not split.exists():
-            continue
-        samples = recorded(Split.of(split), SamplesOf(SAMPLED, frozenset(blend.allow)))
-        first = samples.first if samples is not None else _first_rows(split, own)
-        for environment, (line, row) in sorted(first.items(), key=lambda each: each[1][0]):
-            if environment not in own:
-                continue
-            try:
-                scores([(row, "")], [f"{split}:{line}"])
-            except UserError as error:
-                found.append(str(error))
-    return found
-
-
-def _first_rows(split: Path, environments: Collection[str]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """Return line and row of the first row of each of these environments, reading no further than to the last one."""
-    found: dict[str, tuple[int, dict[str, Any]]] = {}
-    for number, _, row in read_rows(split):
-        if len(found) == len(environments):
-            break
-        environment = environment_of(row, split, number)
-        if environment in environments:
-            found.setdefault(environment, (number, row))
-    return found
-
-
-def _unrewarded(split: Path, allow: frozenset[str], served: Collection[str]) -> list[str]:
-    """Return the rows that obey their contract, but that no verifier can reward.
-
-    Gym's servers reward the rows of the agents `served`. A user's environment with a check of rows is asked each time,
-    since it may read more than the row.
-    """
-    facts = measured(split, FactsOf("prompts", allow), default_workers())
-    found, count = unrewarded_in(facts, served)
-    own = {name for name in facts.environments if SPECS.get(name, EnvironmentSpec()).has_own_check}
-    if asked := own.difference(served):
-        refused = [*_refused_by(split, allow, asked)]
-        found, count = sorted([*found, *refused]), count + len(refused)
-    lines = [f"{split}:{line}: {problem}" for line, problem in found[:SHOWN]]
-    more = count - len(lines)
-    return lines + ([f"{split}: and {more} rows more"] if more > 0 else [])
-
-
-def _refused_by(split: Path, allow: frozenset[str], environments: Collection[str]) -> Iterator[tuple[int, str]]:
-    """Yield line and problem of the rows that the checks of a user's environments refuse."""
-    for number, line, row in read_rows(split):
-        if environment_of(row, split, number) not in environments or (allow and key_of(line) in allow):
-            continue
-        problem = check_row(row)
-        if problem is not None:
-            yield number, problem
 
 
 BACKEND = Trl()

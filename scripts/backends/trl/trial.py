@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,8 +18,9 @@ import psutil
 
 from scripts.backends.protocol import StopRequest, TrainingJob, write_job
 from scripts.backends.trl.placing import memory_of_machine
-from scripts.errors import LongError, UserError, warn
+from scripts.errors import UserError
 from scripts.files import canonical_json, read_json, sha256_file, sha256_text, temporary_directory, write_json
+from scripts.finding import Finding
 from scripts.installed import version_of
 from scripts.model.bfloat16 import computes_bfloat16
 from scripts.model.hugging_face import model_files
@@ -27,6 +29,7 @@ from scripts.recipe.model import PretrainedModel
 from scripts.recipe.site import Site
 from scripts.recipe.yaml_file import installation
 from scripts.records import Manifest, read_record
+from scripts.stage.candidate import Candidate
 from scripts.stage.stage import Stage
 
 SECONDS = 300.0
@@ -57,28 +60,32 @@ class Tried:
     record: dict[str, Any]
 
 
-def try_batch(stage: Stage, site: Site | None, python: str) -> dict[str, Any] | None:
-    """Try a batch of a stage, and return what was tried; None where nothing is to be tried.
+def check_batch(candidate: Candidate) -> Iterator[Finding]:
+    """Train one batch of a stage, where the site wants a try, and note the outcome.
 
-    `python` trains the stage. UserError where the stage's own settings, rows or packages fail; a machine that cannot
-    try, or a try that takes too long, is a warning.
+    A failure by settings, rows or packages stops the stage. A try that takes too long, or that this machine cannot
+    make, is a warning.
     """
+    stage, site, python = candidate.stage, candidate.site, candidate.python
     if not _is_to_be_tried(stage, site):
-        return None
+        return
     if python in ("python", sys.executable) and find_spec("trl") is None:
-        return {"not_tried": "TRL is not installed here (envs/trl.txt)"}
-    noted = stage.results / "logs/tried" / f"{_key(stage, site, python)}.json"
-    if noted.is_file():
-        return read_record(noted, dict[str, Any]) | {"tried": "before, with the same settings, model and code"}
+        candidate.noted["batch"] = {"not_tried": "TRL is not installed here (envs/trl.txt)"}
+        return
+    kept = stage.results / "logs/tried" / f"{_key(stage, site, python)}.json"
+    if kept.is_file():
+        before = "before, with the same settings, model and code"
+        candidate.noted["batch"] = read_record(kept, dict[str, Any]) | {"tried": before}
+        return
     tried = _tried(stage, site, python)
+    candidate.noted["batch"] = tried.record
     if tried.outcome == "failed":
-        raise LongError(f"stage {stage.name} is not ready to train: {tried.says}")
-    if tried.outcome == "not tried":
-        warn(f"{stage.name}: one batch was not tried: {tried.says}")
+        yield candidate.stops(tried.says)
+    elif tried.outcome == "not tried":
+        yield candidate.warns(f"one batch was not tried: {tried.says}")
     else:
         print(f"{stage.name}: {tried.says}", file=sys.stderr, flush=True)
-        write_json(noted, tried.record)
-    return tried.record
+        write_json(kept, tried.record)
 
 
 def _is_to_be_tried(stage: Stage, site: Site | None) -> bool:

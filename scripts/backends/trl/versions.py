@@ -40,7 +40,7 @@ def missing_reporter(python: str, reporters: Sequence[str]) -> str | None:
     return None
 
 
-def problem_of(python: str, release: dict[str, str]) -> str | None:
+def difference_of(python: str, release: dict[str, str]) -> str | None:
     """Return the error of `check_versions` in another Python (a path or a program), or None."""
     pins = [f"{package}=={pinned}" for package, pinned in release.items()]
     try:

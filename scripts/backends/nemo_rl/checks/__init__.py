@@ -9,19 +9,24 @@ from collections.abc import Callable, Iterator
 from scripts.backends.nemo_rl.checks import places, silent, sums
 from scripts.backends.nemo_rl.checks.context import StageContext
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Finding
-from scripts.recipe.site import Site
-from scripts.stage.stage import Stage
+from scripts.finding import Finding
+from scripts.stage.candidate import Candidate
 
 CHECKS: list[Callable[[StageContext], Iterator[Finding]]] = [
     check for module in (places, silent, sums) for name, check in vars(module).items() if name.startswith("check_")
 ]
 
 
-def findings(stage: Stage, site: Site) -> list[Finding]:
-    """Return all findings of a stage; findings of rows only where the rows are there."""
+def check_traps(candidate: Candidate) -> Iterator[Finding]:
+    """Yield all findings of a stage; findings of rows only where the rows are there."""
+    stage, site = candidate.stage, candidate.site
+    if site is None:
+        yield candidate.stops(f"stage {stage.name} is NeMo-RL's: name the site as well (--site)")
+        return
     for section in ("slurm", "nemo_rl"):
         if getattr(site, section) is None:
-            return [Finding(stage.name, 23, f"site {site.name} has no section {section}, which NeMo-RL needs")]
+            yield candidate.stops(f"site {site.name} has no section {section}, which NeMo-RL needs", trap=23)
+            return
     context = StageContext(**vars(runtime_of(stage.recipe, stage.name, site)), stage=stage)
-    return [finding for check in CHECKS for finding in check(context)]
+    for check in CHECKS:
+        yield from check(context)

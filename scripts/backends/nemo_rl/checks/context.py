@@ -13,8 +13,8 @@ from scripts.backends.nemo_rl.command import SETTINGS
 from scripts.backends.nemo_rl.export import template_text
 from scripts.backends.nemo_rl.loops import Loop
 from scripts.backends.nemo_rl.runtime import Runtime
-from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.finding import Finding
 from scripts.recipe.yaml_file import leaves, merge, nested
 from scripts.rows.chat_format import ChatFormat
 from scripts.stage.stage import Stage
@@ -155,11 +155,11 @@ class StageContext(Runtime):
 
     def error(self, trap: int, says: str) -> Finding:
         """Return a finding that stops the stage."""
-        return Finding(self.name, trap, says)
+        return Finding(says, self.name, trap=trap)
 
     def warning(self, trap: int, says: str) -> Finding:
         """Return a finding worth a look."""
-        return Finding(self.name, trap, says, stops=False)
+        return Finding(says, self.name, stops=False, trap=trap)
 
 
 Check = Callable[[StageContext], Iterator[Finding]]

@@ -17,8 +17,8 @@ from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.loops import RewardModel
 from scripts.backends.nemo_rl.runtime import CONTAINERS, doubts_of, places_of, runtime_of
-from scripts.backends.protocol import Finding
 from scripts.errors import UserError
+from scripts.finding import Finding
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import NemoRlSite, Site, Slurm
 from scripts.recipe.strict import nearest

@@ -17,7 +17,7 @@ from scripts.backends.nemo_rl.checks.context import StageContext, chat_format_of
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.loops import Distillation, RoutedDistillation
 from scripts.backends.nemo_rl.runtime import runtime_of
-from scripts.backends.protocol import Finding
+from scripts.finding import Finding
 from scripts.model.generation_settings import settings_asked
 from scripts.model.hugging_face import config_of
 from scripts.recipe.strict import nearest

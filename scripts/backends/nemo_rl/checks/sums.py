@@ -8,7 +8,7 @@ from pathlib import Path
 from scripts.backends.nemo_rl.checks.context import StageContext, load_upstream, of_loop
 from scripts.backends.nemo_rl.loops import Reinforcement
 from scripts.backends.nemo_rl.settings import PREFETCHED_STEPS
-from scripts.backends.protocol import Finding
+from scripts.finding import Finding
 from scripts.records import Manifest, read_record
 from scripts.rewards.row_facts import FactsOf
 from scripts.rows.examples import PAIR_OF_TEXTS, RANKED
