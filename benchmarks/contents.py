@@ -15,7 +15,8 @@ from scripts.contents import NOTES
 from scripts.files import scratch_folder
 from scripts.program import run_command_line
 from scripts.recipe.load import load_recipe
-from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
+from scripts.stage.data_to_come import data_to_be_made
+from scripts.stage.rule_settings import settings_files, write_settings
 
 ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
 RECIPE = """

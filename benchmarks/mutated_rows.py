@@ -33,7 +33,7 @@ from scripts.data.compose import write_blend
 from scripts.data.published import PublishedFile
 from scripts.errors import UserError
 from scripts.model.processor import make_processor
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.rows.jsonl import decode_row
 from scripts.rows.kinds import KINDS
@@ -204,7 +204,7 @@ def composed(line: bytes, kind: str, said: Row, folder: Path) -> bytes:
     """The row that a published row becomes; UserError where it does not fit."""
     file, blend = folder / "rows.jsonl", folder / "blend.jsonl"
     file.write_bytes(line + b"\n")
-    settings = Blend.model_validate({"kind": kind, "file": ["rows.jsonl"], **said})
+    settings = PublishedBlend.model_validate({"kind": kind, "file": ["rows.jsonl"], **said})
     write_blend(settings, [[[PublishedFile(file, "rows.jsonl")]]], blend)
     return blend.read_bytes().removesuffix(b"\n")
 

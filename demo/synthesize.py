@@ -24,7 +24,7 @@ from scripts.data.placeholders import TABLES
 from scripts.data.source_record import describe_file
 from scripts.errors import UserError, run_program
 from scripts.files import open_atomically, write_json
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import SynthesizedBlend
 from scripts.recipe.environment import Environment
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
@@ -69,7 +69,7 @@ def is_held_out(environment: Environment, prompt: str) -> bool:
     return hashlib.sha256(f"{environment}\n{prompt}".encode()).digest()[0] < 26
 
 
-def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
+def synthesize_blend(name: str, blend: SynthesizedBlend, recipe: Recipe, tables: _Tables) -> list[dict[str, Any]]:
     """Return the rows of a blend in training order."""
     if blend.kind in ("preferences", "unpaired") and blend.pictures:
         raise UserError(f"blend {name}: synthetic {blend.kind} have no pictures; leave out blends.{name}.pictures")
@@ -98,7 +98,7 @@ def synthesize_blend(name: str, blend: Blend, recipe: Recipe, tables: _Tables) -
 def _row(
     task: Task,
     environment: Environment,
-    blend: Blend,
+    blend: SynthesizedBlend,
     spoilt: bool,
     rng: random.Random,
     placeholder_share: float,
@@ -123,7 +123,7 @@ def _row(
     return {**agent, "responses_create_params": params, **task.fields}
 
 
-def _spoil(task: Task, environment: Environment, blend: Blend, rng: random.Random) -> str:
+def _spoil(task: Task, environment: Environment, blend: SynthesizedBlend, rng: random.Random) -> str:
     if blend.hallucinated_tools and task.tools:
         return hallucinate(task.answer)
     return spoil(environment, task.answer, rng)
@@ -175,7 +175,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes, for blends of other sources")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe)
-    if all(map(recipe.is_synthetic, recipe.fetched.values())):
+    if recipe.synthesized == recipe.fetched:
         write_source(recipe, arguments.output)
     else:
         fetch_source(recipe, arguments.output, max(1, arguments.workers), write_source)

@@ -25,6 +25,12 @@ PLACEHOLDER = "https://github.com/OWNER/stagecoach"
 REMOTE = re.compile(r"(?:https://|ssh://git@|git@)([\w.-]+)[:/]([\w./-]+?)(?:\.git)?/?")
 CASES = {settings.__name__: f"algorithm: {name}" for name, settings in STAGES.items()}
 CASES |= {"NemoRlSettings": "backend: nemo_rl", "RandomModel": "hidden_size: ...", "PretrainedModel": "name: ..."}
+CASES |= {
+    "PublishedBlend": "file: ...",
+    "SynthesizedBlend": "rows: ...",
+    "GeneratedBlend": "select: ...",
+    "ImagesBlend": "format: mmpr",
+}
 LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 SETTINGS = {
     "recipe": "Keys of a recipe: `config/recipes/*.yaml`",

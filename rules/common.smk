@@ -17,7 +17,8 @@ from scripts.commands.checks import findings, refuse
 from scripts.commands.project import Project, note_config
 from scripts.controller.stale import date_results
 from scripts.stage.consistency import refuse_damage
-from scripts.recipe.graph import EXPORT, IMAGE_MARKS, TASK_SCORES
+from scripts.recipe.blend import IMAGE_MARKS
+from scripts.recipe.graph import EXPORT, TASK_SCORES
 from scripts.remote.remote_store import RemoteStore
 from scripts.stage.earlier_tree import refuse_earlier_results
 from scripts.stage.paths import STORE

@@ -1,13 +1,11 @@
 # Blends: source -> filled -> train and validation splits with their manifest.
-from scripts.stage.rule_settings import told_by_settings
+from scripts.stage.data_settings import told_by_settings
 
 SOURCE = f"{RESULTS}/data/source"
-PUBLISHED = [path for name, blend in RECIPE.fetched.items() for path in blend.published_files(name)]
-PUBLISHED += [f"{name}.jsonl" for name, blend in RECIPE.fetched.items() if blend.is_composed]
-SYNTHESIZED = all(RECIPE.is_synthetic(blend) for blend in RECIPE.fetched.values())
-WORKERS = "" if SYNTHESIZED else " --workers {threads}"
-IS_SYNTHETIC = any(RECIPE.is_synthetic(blend) for blend in RECIPE.fetched.values())
-SOURCE_PROGRAM = "demo.synthesize" if IS_SYNTHETIC else "scripts.data.download"
+SPLIT_HERE, GENERATED = [*RECIPE.split_here], [*RECIPE.generated]
+FETCHED = [path for name, blend in RECIPE.fetched.items() for path in blend.source_files(name)]
+WORKERS = " --workers {threads}" if RECIPE.published else ""
+SOURCE_PROGRAM = "demo.synthesize" if RECIPE.synthesized else "scripts.data.download"
 
 
 # `made_from.json` keeps the settings that the data were made from, for plans made without Snakemake.
@@ -16,11 +14,11 @@ rule source:
         f"{SETTINGS}/source.json",
     output:
         record=f"{SOURCE}/record.json",
-        blends=expand(f"{SOURCE}/{{file}}", file=PUBLISHED),
+        blends=expand(f"{SOURCE}/{{file}}", file=FETCHED),
         tables=directory(f"{SOURCE}/tables"),
     log:
         f"{RESULTS}/logs/source.log",
-    threads: 1 if SYNTHESIZED else 2
+    threads: 2 if RECIPE.published else 1
     params:
         recipe=CONFIG.recipe,
         directory=subpath(output.record, parent=True),
@@ -32,24 +30,14 @@ rule source:
         + " && {{ grep ^warning: {log:q} >&2 || true; }}"
 
 
-def blends_of(format):
-    """The blends that are published in this format."""
-    return [name for name, blend in RECIPE.blends.items() if blend.format == format]
-
-
 def holdout_of(wildcards):
     return RECIPE.blends[wildcards.blend].holdout
 
 
 def options_of_fill(wildcards):
     """The filler's options that only some blends need."""
-    blend = RECIPE.blends[wildcards.blend]
-    options = ["--test", str(blend.test)] if blend.test else []
-    options += ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
-    options += [] if blend.names_environments else ["--unrewarded"]
-    if blend.reasoning:
-        options += ["--reasoning", blend.reasoning.model_dump_json(), "--seed", str(RECIPE.seed or 0)]
-    return options + blend.holdout_options
+    options = ["--sample", str(CONFIG.sample)] if CONFIG.sample else []
+    return options + RECIPE.blends[wildcards.blend].fill_options(RECIPE.seed or 0)
 
 
 # Blends whose settings tell all that decides their rows. The source is fetched whole, also when other blends' rows change.
@@ -80,7 +68,7 @@ rule fill:
     log:
         f"{RESULTS}/logs/fill-{{blend}}.log",
     wildcard_constraints:
-        blend=one_of(name for name in blends_of("jsonl") if name in RECIPE.fetched and not RECIPE.blends[name].has_test),
+        blend=one_of(name for name in SPLIT_HERE if name not in GENERATED and not RECIPE.blends[name].has_test),
     threads: 2
     resources:
         **LIGHT,
@@ -99,7 +87,7 @@ use rule fill as fill_with_test with:
         manifest=f"{RESULTS}/data/{{blend}}/manifest.json",
         splits=[f"{RESULTS}/data/{{blend}}/{split}-split.jsonl" for split in ("train", "test", "val")],
     wildcard_constraints:
-        blend=one_of(name for name in blends_of("jsonl") if RECIPE.blends[name].has_test),
+        blend=one_of(name for name in SPLIT_HERE if RECIPE.blends[name].has_test),
 
 
 SPLITS = ("train-split.jsonl", "test-split.jsonl", "val-split.jsonl")
@@ -138,7 +126,7 @@ rule check:
     log:
         f"{RESULTS}/logs/check-{{blend}}.log",
     wildcard_constraints:
-        blend=one_of(blends_of("jsonl")),
+        blend=one_of(SPLIT_HERE),
     threads: 2
     resources:
         **LIGHT,

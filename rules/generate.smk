@@ -1,13 +1,12 @@
 # Blends that models make: responses sampled in shards, judged, and selected as rows, which are then split as any blend.
-from scripts.stage.rule_settings import GENERATING
+from scripts.stage.data_settings import GENERATING
 
 SAMPLING_RESOURCES = one_node_resources(SITE) if CONVERTED else MODEL_RESOURCES
-GENERATED = [name for name, blend in RECIPE.blends.items() if blend.generated]
 MADE = f"{RESULTS}/data/{{blend}}/generated"
 
 
 def source_of(wildcards):
-    return RECIPE.blends[wildcards.blend].generated
+    return RECIPE.generated[wildcards.blend].source
 
 
 def runtime_of_sampling(wildcards):

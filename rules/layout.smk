@@ -11,7 +11,7 @@ rule layout:
     log:
         f"{RESULTS}/logs/layout-{{blend}}.log",
     wildcard_constraints:
-        blend=one_of(blends_of("jsonl")),
+        blend=one_of(SPLIT_HERE),
     resources:
         **LIGHT,
     shell:

@@ -8,10 +8,12 @@ def published_of_blend(wildcards):
 
 
 def options_of_mmpr(wildcards):
-    """The options of the loader's program: both formats are split by NeMo-RL itself, so few settings count."""
-    blend = RECIPE.blends[wildcards.blend]
-    own = ["--missing-images", blend.missing_images] if blend.format == "mmpr" else ["--holdout", blend.holdout]
-    return [*map(str, own)]
+    return RECIPE.images[wildcards.blend].loader_options
+
+
+def blends_of(format):
+    """The blends of images that are published in this format."""
+    return [name for name, blend in RECIPE.images.items() if blend.format == format]
 
 
 rule mmpr:

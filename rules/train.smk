@@ -87,7 +87,7 @@ rule train:
         roles=of("others", EXPORT),
         split=ancient(of("rows", "train-split.jsonl")),
         # The mark of the images, which are made again when they are gone.
-        images=ancient(of("rows", *IMAGE_MARKS.values())),
+        images=ancient(of("rows", *IMAGE_MARKS)),
         preflight=ancient(of("stage_node", "preflight.json")),
         before=ancient(of("waits_for", "ckpt/record.json")),
     output:

@@ -17,13 +17,12 @@ from scripts.model.model_source import check_source
 from scripts.model.trainable import check_model_at_hand
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.resolve import own_environments
-from scripts.recipe.source import FolderSource
 from scripts.remote.trust import lack_of_key
 from scripts.rewards.own import check_text
 from scripts.slurm.resources import check_site
 from scripts.stage.candidate import Candidate
+from scripts.stage.data_to_come import gone_files, is_fetched
 from scripts.stage.held_out import large_holdouts
-from scripts.stage.rule_settings import gone_files, is_fetched
 from scripts.stage.seeds import idle_seeds
 
 PINNED = re.compile(r"""stagecoach\.snakefile\(["']([^"']+)["']\)""")
@@ -83,10 +82,9 @@ def check_environments(project: Project) -> Iterator[Finding]:
 def check_rows_there(project: Project) -> Iterator[Finding]:
     """Find missing folders and files of rows."""
     recipe, results = project.recipe, project.results
-    blends = recipe.fetched.values()
-    sources = [recipe.source, *(part.source for blend in blends for part in (blend, *blend.sources))]
+    folders = [folder for blend in recipe.published.values() for folder in blend.own_folders(recipe.source)]
     with suppress(UserError):  # of a damaged record, which the stages' states tell
-        if any(isinstance(source, FolderSource) for source in sources) and not is_fetched(recipe, results):
+        if folders and not is_fetched(recipe, results):
             from scripts.data.download import lacking_files  # noqa: PLC0415 - the hub's client takes half a second
 
             for line in lacking_files(recipe):

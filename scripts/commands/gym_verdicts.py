@@ -37,9 +37,8 @@ def _resting(project: Project) -> Iterator[str]:
         with suppress(UserError):  # of damaged records, which other checks name
             yield from _of_training(recipe, stage)
             yield from _of_scores(recipe, stage)
-    for name, blend in recipe.blends.items():
-        if blend.generated:
-            yield from _of_blend(name, project.results / "data" / name / "generated/judged.parquet")
+    for name in recipe.generated:
+        yield from _of_blend(name, project.results / "data" / name / "generated/judged.parquet")
 
 
 def _of_training(recipe: Recipe, stage: Stage) -> Iterator[str]:

@@ -26,8 +26,9 @@ from scripts.stage.earlier_tree import run_directories
 from scripts.stage.owner import hold
 from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.publish import MEGATRON, note_export
-from scripts.stage.rule_settings import FOLDER, RuleSettings, settings_files
+from scripts.stage.rule_settings import settings_files
 from scripts.stage.rundir import FILES
+from scripts.stage.settings_file import FOLDER, RuleSettings
 from scripts.stage.store import LOGS, made_store
 from scripts.stage.training_folder import TrainingFolder
 

@@ -13,13 +13,12 @@ from typing import Annotated, Any, Literal
 from scripts.errors import LongError, UserError, shortened, warn
 from scripts.files import write_json
 from scripts.program import run_command_line
-from scripts.recipe.strict import nearest
 from scripts.records import Manifest, SourceRecord, read_if_there
 from scripts.rewards.row_facts import measures_of_check
 from scripts.rows.drift import DriftsOf
-from scripts.rows.jsonl import Block, RowError, blocks_of, environment_named, key_of, row_or_error
+from scripts.rows.jsonl import Block, RowError, blocks_of, key_of, row_or_error
 from scripts.rows.keys import Unread, told_of, unread_keys
-from scripts.rows.kinds import KINDS, RowKind, contract_of
+from scripts.rows.kinds import KINDS, RowKind
 from scripts.rows.measures import (
     BlockMeasure,
     ReadBlock,
@@ -54,15 +53,10 @@ class Rules:
 
     def problem_of(self, row: dict[str, Any]) -> str | None:
         """Return the problem of a row; None for a good row."""
-        if self.form and self.form != (form := self.kind.form(row)):
+        form = self.form and self.kind.form(row)
+        if form != self.form:
             return f"$: is {form}, but the first row is {self.form}; a blend has one form"
-        if not self.kind.is_rewarded:
-            return self.kind.problem(row)
-        environment = environment_named(row)
-        if environment is not None and self.environments and environment not in self.environments:
-            return f"$.agent_ref.name: is none of the blend's environments{nearest(environment, self.environments)}"
-        missing = "$.agent_ref: is missing" if self.environments and "agent_ref" not in row else None
-        return self.kind.problem(row, environment or "") or missing
+        return self.kind.problem_in(row, self.environments)
 
 
 @dataclass
@@ -105,7 +99,7 @@ class Tally:
     allowed: Counter[str] = field(default_factory=Counter)
     found: dict[tuple[str, str], Finding] = field(default_factory=dict)
     bad: int = 0
-    labels: Counter[bool] = field(default_factory=Counter)
+    labels: Counter[bool | None] = field(default_factory=Counter)
     unread: Unread = field(default_factory=Unread)
 
     def add(self, other: "Tally") -> None:
@@ -145,14 +139,14 @@ def check_block(block: Block, rules: Rules, measures: Measures | None = None) ->
         if isinstance(row, RowError):  # which no program that follows could read, so it cannot be allowed
             tally.refuse(NO_KEY, None, str(row))
             continue
-        environment = environment_named(row) if rules.kind.is_rewarded else None
+        environment = rules.kind.environment(row)
         if problem := rules.problem_of(row):
             if (key := key_of(line)) in rules.allow:
                 tally.allowed[key] += 1
             else:
                 tally.refuse(key, environment, problem)
-        elif "label" in row:
-            tally.labels[row["label"]] += 1
+        else:
+            tally.labels[rules.kind.label(row)] += 1
         if environment is not None:
             tally.environments[environment] += 1
         tally.unread.add(unread_keys(row, rules.kind.name))
@@ -179,8 +173,9 @@ def check_files(
     measures = measures or {}
     with files[0].open("rb") as lines:
         rows = (row_or_error(line.rstrip(b"\r\n")) for line in lines)
-        if rules.kind.form and (first := next((row for row in rows if isinstance(row, dict)), None)) is not None:
-            rules = replace(rules, form=rules.kind.form(first))
+        first = next((row for row in rows if isinstance(row, dict)), None)
+    if first is not None:
+        rules = replace(rules, form=rules.kind.form(first))
     tallies = {file: Tally() for file in files}
     blocks = (block for file in tallies for block in blocks_of(file))
     totals = {file: [measure.outcome() for measure in asked] for file, asked in measures.items()}
@@ -194,8 +189,7 @@ def check_files(
         warn(f"allow: no bad row has the key {key}; remove the key")
     if any(tally.bad for tally in tallies.values()):
         raise LongError(_table(tallies, source))
-    if rules.kind.name == "unpaired":
-        _check_labels(files[0], tallies[files[0]])
+    _check_labels(files[0], tallies[files[0]])
     for file, asked in measures.items():
         _keep_all(file, asked, totals[file])
     return tallies
@@ -226,8 +220,9 @@ def measures_of(files: list[Path], kind: str, allow: list[str]) -> Measures:
 
 def _check_labels(split: Path, tally: Tally) -> None:
     """Raise UserError for a training split with one label only, of which nothing is preferred."""
-    if len(tally.labels) == 1 and tally.rows > 1:
-        (label,) = tally.labels
+    labels = tally.labels.keys() - {None}
+    if len(labels) == 1 and tally.rows > 1:
+        (label,) = labels
         raise UserError(
             f"{split}: all {tally.rows} rows have the label {str(label).lower()}; KTO compares wanted answers with "
             "unwanted ones: add rows with the other label, or train wanted answers by SFT (kind: demonstrations)"
@@ -296,7 +291,7 @@ def describe(tallies: dict[Path, Tally], rules: Rules) -> dict[str, Any]:
                 "without_contract": {
                     name: count
                     for name, count in sorted(tally.environments.items())
-                    if rules.kind.name == "prompts" and contract_of(name) is None
+                    if not rules.kind.has_contract(name)
                 },
                 "allowed": dict(sorted(tally.allowed.items())),
             }

@@ -27,8 +27,7 @@ from scripts.data.published import Batch, PublishedFile
 from scripts.data.shapes import Mapper, mappings_of
 from scripts.errors import UserError
 from scripts.files import open_atomically
-from scripts.recipe.blend import CARRIED, Blend
-from scripts.recipe.row_fields import FIELDS
+from scripts.recipe.blend import CARRIED, PublishedBlend
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.jsonl import RowError, key_of, listed
@@ -229,7 +228,11 @@ class Composed(NamedTuple):
 
 
 def write_blend(
-    blend: Blend, files: list[list[list[PublishedFile]]], output: Path, cleaner: Cleaner | None = None, workers: int = 1
+    blend: PublishedBlend,
+    files: list[list[list[PublishedFile]]],
+    output: Path,
+    cleaner: Cleaner | None = None,
+    workers: int = 1,
 ) -> Composed:
     """Write a blend as JSONL from the sets of files of each part; return the counts, and the keys that nothing reads.
 
@@ -282,20 +285,20 @@ def write_blend(
     return Composed(counts, _unread(tallies.values()))
 
 
-def _refuse_unknown_fields(where: str, part: Part, blend: Blend) -> None:
-    """Raise UserError for a mapping of prompts to a misspelt field of prompts or of the environment.
+def _refuse_unknown_fields(where: str, part: Part, blend: PublishedBlend) -> None:
+    """Raise UserError for a mapping to a misspelt field of the rows or of their environment.
 
     Other fields go to the environment as they are, since NeMo-Gym's agents take more than a contract names.
     """
     contract = contract_of(part.environment or "")
-    if blend.kind != "prompts" or contract is None or not isinstance(part.columns, dict):
+    if contract is None or not isinstance(part.columns, dict):
         return
-    valid = {*FIELDS["prompts"], *contract.__struct_fields__} - {"placeholder"}
+    valid = {*blend.row_kind.fields, *contract.__struct_fields__} - {"placeholder"}
     for field_name in part.columns:
         hint = nearest(field_name, valid)
         is_misspelt = field_name not in valid and "did you mean" in hint
         if is_misspelt:
-            raise UserError(f"{where}.columns: {field_name} is no field of prompts for {part.environment}{hint}")
+            raise UserError(f"{where}.columns: {field_name} is no field of {blend.kind} for {part.environment}{hint}")
 
 
 def _counted(tallies: dict[str, Tally], cleaner: Cleaner | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from scripts.files import (
     write_json,
 )
 from scripts.program import run_command_line
-from scripts.recipe.blend import Benchmark, Blend
+from scripts.recipe.blend import Benchmark, ImagesBlend, PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import Files, FolderSource, HubSource
@@ -52,9 +52,76 @@ class Wanted:
     reading: Reading = field(default_factory=Reading)
 
 
-def name_of(source: HubSource | FolderSource) -> str:
-    """Return the name of a source in messages and records."""
-    return source.repository if isinstance(source, HubSource) else str(Path(source.path))
+class FolderFiles:
+    """The files of a folder of this machine."""
+
+    revision = "folder"
+
+    def __init__(self, source: FolderSource) -> None:
+        self.path = Path(source.path)
+
+    @property
+    def folder(self) -> Path:
+        """The folder; UserError where there is none."""
+        if not self.path.is_dir():
+            is_file = "a file; name its folder as path, and the file as file of the blend"
+            missing = "no such folder, but named as the recipe's source; correct the path"
+            raise UserError(f"{self.path}: {is_file if self.path.is_file() else missing}")
+        return self.path
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the files."""
+        return files_below(self.folder)
+
+    def find(self, file: str) -> Path:
+        """Return the path of a file; UserError for a missing one."""
+        folder = self.folder
+        path = file_inside(folder, file)
+        if not path.is_file():
+            hint = near(file, sorted(files_below(folder)))
+            raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
+        refuse_pointer(path)
+        return path
+
+    def bring(self, file: str, found: Path) -> tuple[Path, None]:
+        """Return the path of a file that was found; its content is not known yet."""
+        return found, None
+
+
+class HubFiles:
+    """The files of a repository of the hub; without the hub, those in the cache."""
+
+    def __init__(self, source: HubSource) -> None:
+        self.snapshot = open_snapshot(source.repository, source.revision)
+        self.revision = self.snapshot.commit
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the files."""
+        return {*self.snapshot.sizes}
+
+    def find(self, file: str) -> None:
+        """UserError for a file that the repository has not, before any is downloaded."""
+        if file in self.snapshot.sizes:
+            return
+        why = f"the repository has no such file; {near(file, self.snapshot.sizes)}"
+        if not self.snapshot.is_whole:
+            why = (
+                "the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache "
+                f"{constants.HF_HUB_CACHE} does not have it; fetch on a machine that has the network"
+            )
+        raise UserError(f"{file} of {self.snapshot}: {why}")
+
+    def bring(self, file: str, found: None) -> tuple[Path, dict[str, Any]]:
+        """Download a file, and return its path and its record."""
+        path, described = download(self.snapshot, file)
+        refuse_pointer(path)
+        return path, described
+
+
+FILES_OF = {"folder": FolderFiles, "hub": HubFiles}
+"""What reads the files of a source, by the source's kind."""
 
 
 class Fetcher:
@@ -66,7 +133,7 @@ class Fetcher:
         """The record of each file below `directory`, by its path."""
         self.brought: dict[Wanted, tuple[Path, dict[str, Any]]] = {}
         """The path and the record of each file without a target."""
-        self.snapshot = cache(lambda source: open_snapshot(source.repository, source.revision))
+        self.files_of = cache(lambda source: FILES_OF[source.kind](source))
 
     def fetch(self, wanted: list[Wanted]) -> None:
         """Fetch all files, four at once; no file is downloaded if one is missing."""
@@ -74,20 +141,19 @@ class Fetcher:
 
     def names(self, source: HubSource | FolderSource) -> set[str]:
         """Return the names of a source's files; without the hub, of the files in the cache."""
-        return files_below(_folder(source)) if isinstance(source, FolderSource) else {*self.snapshot(source).sizes}
+        return self.files_of(source).names
 
     def bring(self, wanted: list[Wanted]) -> list[PublishedFile]:
         """Fetch files that are read where they lie."""
         self.fetch([item for item in wanted if item not in self.brought])
         return [
-            PublishedFile(self.brought[item][0], str(Path(name_of(item.source), item.file)), item.reading)
+            PublishedFile(self.brought[item][0], str(Path(item.source.shown, item.file)), item.reading)
             for item in wanted
         ]
 
     def origin(self, source: HubSource | FolderSource) -> dict[str, str]:
         """Return the record of a fetched source: its name and revision."""
-        revision = "folder" if isinstance(source, FolderSource) else self.snapshot(source).commit
-        return {"source": name_of(source), "revision": revision}
+        return {"source": source.shown, "revision": self.files_of(source).revision}
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
         """Return the results of the work on each item, in order, from a few threads; nothing begins after a failure."""
@@ -96,30 +162,11 @@ class Fetcher:
 
     def find(self, item: Wanted) -> Path | None:
         """Return the path of a folder's file, None for the hub's; UserError for a missing file."""
-        if isinstance(item.source, HubSource):
-            snapshot = self.snapshot(item.source)
-            if item.file in snapshot.sizes:
-                return None
-            why = f"the repository has no such file; {near(item.file, snapshot.sizes)}"
-            if not snapshot.is_whole:
-                why = (
-                    "the hub cannot be asked (HF_HUB_OFFLINE, or no connection), and the cache "
-                    f"{constants.HF_HUB_CACHE} does not have it; fetch on a machine that has the network"
-                )
-            raise UserError(f"{item.file} of {snapshot}: {why}")
-        folder = _folder(item.source)
-        path = file_inside(folder, item.file)
-        if not path.is_file():
-            hint = near(item.file, sorted(files_below(folder)))
-            raise UserError(f"{path}: not there, but the recipe's source should have the file; {hint}")
-        refuse_pointer(path)
-        return path
+        return self.files_of(item.source).find(item.file)
 
     def _place(self, found: tuple[Wanted, Path | None]) -> None:
-        (item, path), described = found, None
-        if path is None:
-            path, described = download(self.snapshot(item.source), item.file)
-            refuse_pointer(path)
+        item, there = found
+        path, described = self.files_of(item.source).bring(item.file, there)
         if item.target is None:
             self.brought[item] = path, described or describe_file(path)
             return
@@ -135,15 +182,6 @@ class Fetcher:
         self.described[item.target] = described or describe_file(placed)
 
 
-def _folder(source: FolderSource) -> Path:
-    folder = Path(source.path)
-    if not folder.is_dir():
-        is_file = "a file; name its folder as path, and the file as file of the blend"
-        says = is_file if folder.is_file() else "no such folder, but named as the recipe's source; correct the path"
-        raise UserError(f"{folder}: {says}")
-    return folder
-
-
 def fetch_source(
     recipe: Recipe, directory: Path, workers: int = 1, synthesize: Callable[[Recipe, Path], Any] | None = None
 ) -> None:
@@ -155,8 +193,7 @@ def fetch_source(
     repositories = {table.repository for table in TABLES.values()}
     for unknown in recipe.tables.keys() - repositories:
         raise UserError(f"tables.{unknown}: no placeholder refers to this repository{nearest(unknown, repositories)}")
-    synthetic = {name: blend for name, blend in recipe.fetched.items() if recipe.is_synthetic(blend)}
-    own = {name: blend for name, blend in recipe.fetched.items() if name not in synthetic}
+    synthetic, own = recipe.synthesized, recipe.published
     record: dict[str, Any] = {"blends": {}, "tables": {}, "files": {}}
     with replace_directory(directory) as fresh:
         if synthetic:
@@ -165,29 +202,17 @@ def fetch_source(
             record = synthesize(recipe.model_copy(update={"blends": synthetic}), fresh)
         (fresh / "tables").mkdir(exist_ok=True)
         fetcher = Fetcher(fresh)
-        linked = {
-            name: blend.source or recipe.source
-            for name, blend in own.items()
-            if _is_linked(name, blend, recipe, fetcher)
-        }
-        fetcher.fetch(
-            [
-                Wanted(source, file, target)
-                for name, source in linked.items()
-                for target, file in own[name].published_files(name).items()
-            ]
-        )
+        linked = {name for name, blend in own.items() if _is_linked(name, blend, recipe, fetcher)}
+        fetcher.fetch([item for name in linked for item in _wanted_as_published(name, own[name], recipe)])
         for name, blend in own.items():
-            is_linked = name in linked
-            record["blends"][name] = _made(name, blend, recipe, fetcher, workers, is_linked)
-        rows = [fresh / f"{name}.jsonl" for name, blend in own.items() if blend.format == "jsonl"]
+            record["blends"][name] = MADE_BY[type(blend)](name, blend, recipe, fetcher, workers, name in linked)
+        rows = [path for name in own if (path := fresh / f"{name}.jsonl").is_file()]
         named: set[ExternalTable] = set().union(*fetcher.map(tables_named, rows))
         if named and synthetic:
             raise UserError(
                 "published and synthetic blends both have placeholder rows, with different tables; remove either"
             )
-        parts = [part.source or recipe.source for blend in own.values() for part in blend.parts()]
-        folders = [Path(source.path) for source in parts if isinstance(source, FolderSource)]
+        folders = [folder for blend in own.values() for folder in blend.own_folders(recipe.source)]
         ordered = sorted(named, key=attrgetter("repository"))
         tables = {table.repository: _wanted_table(table, folders, recipe) for table in ordered}
         try:
@@ -200,39 +225,51 @@ def fetch_source(
         write_json(fresh / "record.json", record)
 
 
-def _is_linked(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher) -> bool:
-    """Whether a blend is a file of its source as it is; without that file, a source that is its own is a data set."""
-    if blend.is_composed:
-        return False
+def _is_linked(name: str, blend: PublishedBlend | ImagesBlend, recipe: Recipe, fetcher: Fetcher) -> bool:
+    """Whether a blend is a file of its source as it is."""
     source = blend.source or recipe.source
-    sharing = [each for each in recipe.fetched.values() if (each.source or recipe.source) == source]
-    if blend.file or blend.format != "jsonl" or len(sharing) > 1:
-        return True
-    return f"{name}.jsonl" in fetcher.names(source)
+    sharing = [each for each in recipe.published.values() if (each.source or recipe.source) == source]
+    return blend.is_linked(name, len(sharing) > 1, lambda: fetcher.names(source))
 
 
-def _made(name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int, is_linked: bool) -> dict[str, Any]:
+def _wanted_as_published(name: str, blend: PublishedBlend | ImagesBlend, recipe: Recipe) -> list[Wanted]:
+    """Return the files that a blend takes from its source as they are."""
+    source = blend.source or recipe.source
+    return [Wanted(source, file, target) for target, file in blend.published_files(name).items()]
+
+
+def _rows_made(
+    name: str, blend: PublishedBlend, recipe: Recipe, fetcher: Fetcher, workers: int, is_linked: bool
+) -> dict[str, Any]:
     """Compose a blend, or leave its linked file of ready rows; return the record, with the keys that nothing reads."""
     linked = fetcher.directory / f"{name}.jsonl"
-    unread: dict[str, Unread] = {}
-    if is_linked and blend.format == "jsonl":
-        shown = str(Path(name_of(blend.source or recipe.source), blend.published_files(name)[linked.name]))
-        found = unread_if_ready(linked, blend, workers)
-        is_linked = found is not None
-        unread = {shown: found} if found else {}
-    if is_linked:
-        made = fetcher.origin(blend.source or recipe.source)
-        made |= {"file": shown} if blend.format == "jsonl" else {}
-    else:
+    source = blend.source or recipe.source
+    found = unread_if_ready(linked, blend, workers) if is_linked else None
+    if found is None:
         made, unread = compose(name, blend, recipe, fetcher, workers)
+    else:
+        shown = str(Path(source.shown, blend.published_files(name)[linked.name]))
+        made = fetcher.origin(source) | {"file": shown}
+        unread = {shown: found} if found else {}
     for line in told_of(unread):
         warn(line)
     recorded = {shown: keys.record() for shown, keys in unread.items()}
     return made | ({"unread": recorded} if recorded else {})
 
 
+def _images_made(
+    name: str, blend: ImagesBlend, recipe: Recipe, fetcher: Fetcher, workers: int, is_linked: bool
+) -> dict[str, Any]:
+    """Return the record of a blend of images, which stays as it was fetched."""
+    return fetcher.origin(blend.source or recipe.source)
+
+
+MADE_BY: dict[type, Callable[..., dict[str, Any]]] = {PublishedBlend: _rows_made, ImagesBlend: _images_made}
+"""What makes the rows of a fetched blend, or leaves them as they are, and returns their record."""
+
+
 def compose(
-    name: str, blend: Blend, recipe: Recipe, fetcher: Fetcher, workers: int
+    name: str, blend: PublishedBlend, recipe: Recipe, fetcher: Fetcher, workers: int
 ) -> tuple[dict[str, Any], dict[str, Unread]]:
     """Compose a blend of columns; return its record, and the keys that nothing reads by file."""
     wanted = [wanted_files(name, part, recipe, fetcher) for part in blend.parts()]
@@ -266,22 +303,19 @@ def _instances(benchmark: Benchmark, sets: list[list[Wanted]], fetcher: Fetcher)
 def lacking_files(recipe: Recipe) -> Iterator[str]:
     """Yield a line for each mistake in the folders of this machine that blends are to come from."""
     fetcher, said = Fetcher(Path()), dict[str, list[str]]()
-    for name, blend in recipe.fetched.items():
-        if recipe.is_synthetic(blend):
-            continue
-        parts = blend.parts() if blend.is_composed else [blend]
-        for part in [*parts, *blend.decontaminate]:
-            source = part.source or recipe.source
-            if not isinstance(source, FolderSource):
+    for name, blend in recipe.published.items():
+        for part in blend.inputs():
+            if not (part.source or recipe.source).own_folders:
                 continue
             try:
-                if part is blend and _is_linked(name, blend, recipe, fetcher):
-                    sets = [[Wanted(source, file) for file in blend.published_files(name).values()]]
+                if _is_linked(name, blend, recipe, fetcher):
+                    wanted = _wanted_as_published(name, blend, recipe)
                 else:
                     sets = wanted_files(getattr(part, "name", name), part, recipe, fetcher)
-                for item in [item for files in sets for item in files]:
+                    wanted = [item for files in sets for item in files]
+                for item in wanted:
                     if not fetcher.find(item).stat().st_size:
-                        raise UserError(f"{source.path}/{item.file}: the file is empty; a blend is made of rows")
+                        raise UserError(f"{item.source.path}/{item.file}: the file is empty; a blend is made of rows")
             except UserError as error:
                 said.setdefault(str(error), []).append(name)
     yield from (f"{problem} (blends {', '.join(dict.fromkeys(names))})" for problem, names in said.items())
@@ -297,7 +331,7 @@ def _origin(sets: list[list[Wanted]], fetcher: Fetcher) -> dict[str, Any]:
 def wanted_files(name: str, part: Files, recipe: Recipe, fetcher: Fetcher) -> list[list[Wanted]]:
     """Return the sets of files of a part of a blend: a set for each name or split."""
     source = part.source or recipe.source
-    whole, where = source.whole(), name_of(source)
+    whole, where = source.whole(), source.shown
     names = fetcher.names(whole)
     patterns = part.file
     if patterns is None and not (source.subset or source.split) and f"{name}.jsonl" in names:

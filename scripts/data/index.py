@@ -24,7 +24,7 @@ from scripts.files import (
     temporary_directory,
     write_json,
 )
-from scripts.recipe.blend import IMAGE_FILES
+from scripts.recipe.blend import IMAGE_FORMATS
 from scripts.records import SourceRecord, read_record
 
 MARK = ".extracted.json"
@@ -94,7 +94,7 @@ def _extract(opened: ZipFile, info: ZipInfo, folder: Path) -> None:
 
 def start_blend(source: Path, form: str, output: Path, *marks: str) -> None:
     """Remove every file by which the output looks complete; UserError if the source lacks a file of the form."""
-    if missing := [name for name in IMAGE_FILES[form] if not (source / name).is_file()]:
+    if missing := [name for name in IMAGE_FORMATS[form].files if not (source / name).is_file()]:
         raise UserError(f"{source}: has no {', '.join(missing)}; fetch the blend again, or put it there")
     for name in (*FILES, *marks):
         (output / name).unlink(missing_ok=True)

@@ -13,9 +13,9 @@ from scripts.contents import Contents
 from scripts.data.source_record import files_below
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_text
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import Benchmark, ImagesBlend, PublishedBlend
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.source import Files, FolderSource
+from scripts.recipe.source import Files
 from scripts.records import SourceRecord
 
 NAMING = ("README.md", "dataset_dict.json", "dataset_info.json", "state.json")
@@ -89,29 +89,31 @@ def has_own_rows(recipe: Recipe) -> bool:
     return any(True for _ in _own_blends(recipe))
 
 
-def _own_blends(recipe: Recipe) -> Iterator[tuple[str, Blend]]:
-    """Yield the fetched blends with a part or a benchmark in a folder of the user's own."""
-    for name, blend in recipe.fetched.items():
-        if any(_folder_of(part, recipe) is not None for part in [*blend.parts(), *blend.decontaminate]):
+def _own_blends(recipe: Recipe) -> Iterator[tuple[str, PublishedBlend | ImagesBlend]]:
+    """Yield the published blends with a part or a benchmark in a folder of the user's own."""
+    for name, blend in recipe.published.items():
+        if any(_folder_of(part, recipe) is not None for part in blend.inputs()):
             yield name, blend
 
 
-def _folder_of(part: Files, recipe: Recipe) -> FolderSource | None:
-    """Return the folder that a part's rows are in; None for the hub's and for synthetic ones."""
-    source = part.source or recipe.source
-    return source if isinstance(source, FolderSource) else None
+def _folder_of(part: Files, recipe: Recipe) -> Path | None:
+    """Return the folder that a part's rows are in; None for those of the hub."""
+    folders = (part.source or recipe.source).own_folders
+    return folders[0] if folders else None
 
 
-def _parts_now(recipe: Recipe, name: str, blend: Blend, contents: Contents) -> list[Hashes | None]:
+def _parts_now(
+    recipe: Recipe, name: str, blend: PublishedBlend | ImagesBlend, contents: Contents
+) -> list[Hashes | None]:
     """Return the hashes of the files of each part and benchmark of a blend, by the file's name in its folder."""
     found: list[Hashes | None] = []
-    for part in [*blend.parts(), *blend.decontaminate]:
-        source = _folder_of(part, recipe)
-        if source is None:
+    for part in blend.inputs():
+        folder = _folder_of(part, recipe)
+        if folder is None:
             found.append(None)
             continue
-        files = _files_of(recipe, getattr(part, "name", name), blend, part, contents)
-        found.append(_hashes(Path(source.path), files, contents))
+        files = _files_of(recipe, getattr(part, "name", name), folder, part, contents)
+        found.append(_hashes(folder, files, contents))
     return found
 
 
@@ -122,15 +124,12 @@ def _hashes(folder: Path, files: list[str], contents: Contents) -> Hashes:
     return {file: hashes[place] for file, place in places.items()}
 
 
-def _files_of(recipe: Recipe, name: str, blend: Blend, part: Files, contents: Contents) -> list[str]:
+def _files_of(recipe: Recipe, name: str, folder: Path, part: Files, contents: Contents) -> list[str]:
     """Return the files of a part, as the fetch would choose them."""
-    if blend.format != "jsonl":
-        return [*blend.published_files(name).values()]
     named = [part.file] if isinstance(part.file, str) else part.file or []
     if named and not any("*" in file for file in named):
         return named
-    source = _folder_of(part, recipe)
-    folder = Path(source.path)
+    source = part.source or recipe.source
     if not folder.is_dir():
         raise UserError(f"{folder}: not there; put the folder back, or name another in the recipe")
     names = files_below(folder)
@@ -150,7 +149,9 @@ def _files_wanted(name: str, part: Files, recipe: Recipe) -> list[str]:
     return [wanted.file for files in sets for wanted in files]
 
 
-def _parts_then(recipe: Recipe, name: str, blend: Blend, record: SourceRecord) -> list[Hashes | None] | None:
+def _parts_then(
+    recipe: Recipe, name: str, blend: PublishedBlend | ImagesBlend, record: SourceRecord
+) -> list[Hashes | None] | None:
     """Return what the record says of a blend in the form of `_parts_now`; None where it says nothing."""
     origin = record["blends"].get(name)
     if origin is None:
@@ -161,9 +162,9 @@ def _parts_then(recipe: Recipe, name: str, blend: Blend, record: SourceRecord) -
         if not published or not published.keys() <= described.keys():
             return None
         return [{file: described[target]["sha256"] for target, file in published.items()}]
-    benchmarks = composed.get("decontaminated", {})
-    described = [*composed.get("sources", []), *(benchmarks.get(given.name, {}) for given in blend.decontaminate)]
-    parts = [*blend.parts(), *blend.decontaminate]
+    parts, benchmarks = blend.inputs(), composed.get("decontaminated", {})
+    names = [part.name for part in parts if isinstance(part, Benchmark)]
+    described = [*composed.get("sources", []), *(benchmarks.get(each, {}) for each in names)]
     if len(described) != len(parts) or not all("files" in each for each in described):
         return None
     return [each["files"] if _folder_of(part, recipe) else None for part, each in zip(parts, described, strict=True)]
@@ -174,8 +175,7 @@ def _tables_of(recipe: Recipe, record: SourceRecord | None) -> dict[str, Path]:
     targets = [path for path in (record or {}).get("files", {}) if path.startswith(f"{TABLES}/")]
     if not targets:
         return {}
-    parts = [part for blend in recipe.fetched.values() for part in blend.parts()]
-    folders = [Path(source.path) for part in parts if (source := _folder_of(part, recipe))]
+    folders = [folder for blend in recipe.published.values() for folder in blend.own_folders(recipe.source)]
     found = {}
     for target in targets:
         place = next((folder / target for folder in folders if (folder / target).exists()), None)

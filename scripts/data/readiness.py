@@ -12,7 +12,7 @@ from scripts.data.check import Rules
 from scripts.data.json_texts import EMPTY, messages_in
 from scripts.data.misfit import Misfit
 from scripts.data.shapes import Mapper
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.source import Rows
 from scripts.rows.jsonl import Block, RowError, blocks_of, key_of, row_or_error
 from scripts.rows.keys import Unread, unread_keys
@@ -30,7 +30,7 @@ class Look:
     unread: Unread = field(default_factory=Unread)
 
 
-def unread_if_ready(path: Path, blend: Blend, workers: int) -> Unread | None:
+def unread_if_ready(path: Path, blend: PublishedBlend, workers: int) -> Unread | None:
     """Return the keys that nothing reads in a file of ready rows; None for a file to compose.
 
     Lines that are no rows, and rows that no composing mends, are left to the fill and the check.
@@ -68,7 +68,7 @@ def composes(row: dict[str, Any], rules: Rules, mappers: dict[tuple[str, ...], M
     kind = rules.kind
     if not row.keys() & kind.fields:
         return True
-    if kind.name == "prompts":
+    if not kind.is_composed_by_columns:
         return False
     # Forms that only composing reads, whatever else the row holds.
     is_pair_of_messages = isinstance(row.get("chosen"), list)
@@ -83,9 +83,8 @@ def composes(row: dict[str, Any], rules: Rules, mappers: dict[tuple[str, ...], M
     except Misfit:
         return True
     # Columns that composing adds to the conversation.
-    added = [*mapper.systems, *mapper.offers, *([mapper.pictured] if mapper.pictured else [])]
-    if kind.name != "demonstrations":
-        added.append("history")
+    pictured = [mapper.pictured] if mapper.pictured else []
+    added = [*mapper.systems, *mapper.offers, *pictured, *kind.added_columns]
     if any(row.get(name) not in EMPTY for name in added if name != "tools"):
         return True
     # A row that is bad as it is, and good when composed.

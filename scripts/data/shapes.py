@@ -18,6 +18,8 @@ column a hash of the message. Every column is read, or named by `Mapper.unused`.
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from scripts.data.conversations import (
 from scripts.data.json_texts import messages_in, parsed, read_json_text
 from scripts.data.misfit import Misfit
 from scripts.data.tool_forms import as_calls, as_tools, is_call
-from scripts.recipe.row_fields import ANSWERED, ASKED, CONVERSATIONS, FIELDS, PICTURES, SYSTEM, TOOLS
+from scripts.recipe.row_fields import ANSWERED, ASKED, CONVERSATIONS, KINDS_OF_ROWS, PICTURES, SYSTEM, TOOLS
 from scripts.recipe.source import Part, Rows
 from scripts.recipe.strict import nearest
 from scripts.rows.bounds import bounded
@@ -112,7 +114,7 @@ class Mapper:
         self.environment_takes_all = takes_all
 
         # The columns to read, by field.
-        known = {*FIELDS[kind], *CONTENT, *BESIDE, *self.fields}
+        known = {*KINDS_OF_ROWS[kind].fields, *CONTENT, *BESIDE, *self.fields}
         has_xlams = kind == "demonstrations" and {*names} >= CALLS_ASKED
         if has_xlams:
             known |= CALLS_ASKED
@@ -145,30 +147,23 @@ class Mapper:
 
     def _maker(self) -> Callable[[Row], Row]:
         """Return the method that makes rows; Misfit where the columns are not those of the kind."""
-        there = self.column.keys()
-        has_answer = bool(self.asked and self.answered)
-        if self.kind == "prompts":
-            wanted, needs, fits = "prompt, question or messages", ("prompt",), bool(self.asked or self.whole)
-            maker = self._prompt
-        elif self.kind == "demonstrations":
-            wanted, needs = "messages, or prompt and completion, or question and answer", ("prompt", "completion")
-            maker, fits = self._shown, bool(self.whole) or has_answer
-        elif self.kind == "unpaired":
-            wanted, needs = "prompt, completion and label", ("prompt", "completion", "label")
-            maker, fits = self._labelled, has_answer and "label" in there
-        elif {"context", "completions"} <= there:
-            return self._ranked
-        else:
-            wanted = "chosen and rejected, and prompt where they do not begin with it"
-            needs, fits = ("chosen", "rejected"), {"chosen", "rejected"} <= there
-            maker = self._pair
-        if not fits:
-            names = ", ".join(self.names) or "none"
-            raise Misfit(
-                f"has not the columns of {self.kind} ({wanted}), but {names}; map them by columns: "
-                f"{{{self._suggestion(needs)}}}, or correct kind"
-            )
-        return maker
+        for making in MAKINGS[self.kind]:
+            if making.fits(self):
+                return partial(making.make, self)
+        names = ", ".join(self.names) or "none"
+        raise Misfit(
+            f"has not the columns of {self.kind} ({making.wanted}), but {names}; map them by columns: "
+            f"{{{self._suggestion(making.needs)}}}, or correct kind"
+        )
+
+    def has(self, *fields: str) -> bool:
+        """Whether there is a column for each of the fields."""
+        return {*fields} <= self.column.keys()
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether one column has the prompt, and another the answer."""
+        return bool(self.asked and self.answered)
 
     def _suggestion(self, needs: tuple[str, ...]) -> str:
         """Return a mapping for a message, with the columns that look right and a word for the others."""
@@ -426,3 +421,59 @@ class Mapper:
             answers.append({"rank": each.get("rank"), "completion": messages})
         made = {"context": context, "completions": answers} | self._tools(published, flat=False)
         return published if made.items() <= published.items() else made
+
+
+@dataclass(frozen=True)
+class Making:
+    """A way to make rows of a kind: of which columns, and how.
+
+    `wanted` names the columns for a message, and `needs` the fields to map where columns have other names.
+    """
+
+    wanted: str
+    needs: tuple[str, ...]
+    fits: Callable[[Mapper], bool]
+    make: Callable[[Mapper, Row], Row]
+
+
+MAKINGS = {
+    "prompts": [
+        Making(
+            "prompt, question or messages",
+            ("prompt",),
+            lambda mapper: bool(mapper.asked or mapper.whole),
+            Mapper._prompt,
+        ),
+    ],
+    "demonstrations": [
+        Making(
+            "messages, or prompt and completion, or question and answer",
+            ("prompt", "completion"),
+            lambda mapper: bool(mapper.whole) or mapper.has_answer,
+            Mapper._shown,
+        ),
+    ],
+    "preferences": [
+        Making(
+            "context and completions",
+            ("context", "completions"),
+            lambda mapper: mapper.has("context", "completions"),
+            Mapper._ranked,
+        ),
+        Making(
+            "chosen and rejected, and prompt where they do not begin with it",
+            ("chosen", "rejected"),
+            lambda mapper: mapper.has("chosen", "rejected"),
+            Mapper._pair,
+        ),
+    ],
+    "unpaired": [
+        Making(
+            "prompt, completion and label",
+            ("prompt", "completion", "label"),
+            lambda mapper: mapper.has_answer and mapper.has("label"),
+            Mapper._labelled,
+        ),
+    ],
+}
+"""The ways to make rows by their kind; the first that fits is taken, and the last is named where none does."""

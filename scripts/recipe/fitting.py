@@ -1,6 +1,5 @@
 """Refuse the parts of a recipe that do not fit together: generated blends, and held-out scores."""
 
-from scripts.recipe.blend import Blend
 from scripts.recipe.graph import Graph
 from scripts.recipe.strict import invalid, refuse_misnamed
 
@@ -38,8 +37,8 @@ def refuse_unscored(graph: Graph) -> None:
         if refused:
             raise invalid(f"is missing: {refused}", "evaluation.max_new_tokens")
         return
-    prompts = [rows.name for rows in graph.published if rows.blend.kind == "prompts"]
-    for key, what, known in (("stages", "stage", graph.stages), ("blends", "blend of prompts", prompts)):
+    named = (("stages", "stage", graph.stages), ("blends", "blend of prompts", graph.published_prompts))
+    for key, what, known in named:
         for name in getattr(evaluation, key) or ():
             refuse_misnamed(f"evaluation.{key}", what, name, known)
     if not any(stage.is_scored for stage in graph.order):
@@ -64,36 +63,22 @@ def refuse_unmade(graph: Graph, name: str) -> None:
     """PydanticCustomError where nothing makes or judges a generated blend."""
     rows, at = graph.rows(name), f"blends.{name}"
     blend, first = rows.blend, rows.lineage[-1]
-    if source := first.blend.generated:
-        refuse_misnamed(f"blends.{first.name}.source.prompts", "blend", source.prompts, graph.blends)
-        circle = " -> ".join([*(each.name for each in rows.lineage), source.prompts])
+    for prompts in first.blend.prompts:
+        # a lineage ends where the recipe lacks the blend of the prompts, or has it in the lineage
+        refuse_misnamed(f"blends.{first.name}.source.prompts", "blend", prompts, graph.blends)
+        circle = " -> ".join([*(each.name for each in rows.lineage), prompts])
         raise invalid(f"the blends take their prompts from each other: {circle}", f"{at}.source.prompts")
     for maker in blend.makers:
-        is_judge = blend.select.rank is not None and maker == blend.select.rank.by
+        is_judge = maker in blend.rankers
         where = f"{at}.select.rank.by" if is_judge else f"{at}.source.by"
         refuse_misnamed(where, "stage or model", maker, graph.known, graph.names)
         settings = graph[maker].settings
         if settings and settings.answers_prompts == is_judge:
             does = "answers prompts and ranks nothing" if is_judge else "is a reward model, which answers no prompts"
             raise invalid(f"{maker} {does}", where)
-    prompts = first.blend
-    if prompts.format != "jsonl":
-        raise invalid("its rows have a format of their own; sample from a blend in jsonl", f"{at}.source.prompts")
-    samples, best = blend.generated.samples, blend.select.best
-    if blend.select.pairs and samples * len(blend.generated.models) < 2:
-        raise invalid("a pair needs two responses to a prompt", f"{at}.source.samples")
-    if best and best.keep > samples:
-        says = f"keeps {best.keep} of {samples} samples; lower it, or raise source.samples"
-        raise invalid(says, f"{at}.select.best.keep")
-    if not blend.select.rank and not prompts.names_environments:
+    in_jsonl = "its rows have a format of their own; sample from a blend in jsonl"
+    first.blend.refuse_images(in_jsonl, f"{at}.source.prompts")
+    blend.refuse_too_few(at)
+    if not blend.rankers and not first.blend.names_environments:
         says = "no environment rewards responses to its rows; name a reward model in select.rank.by"
         raise invalid(says, f"{at}.source.prompts")
-
-
-def with_environments(graph: Graph, name: str) -> Blend:
-    """Return a generated blend with the environments of its prompts, where it says none and its rows name some."""
-    rows = graph.rows(name)
-    blend, first = rows.blend, rows.lineage[-1]
-    if blend.kind == "preferences" or blend.environments:
-        return blend
-    return blend.model_copy(update={"environments": first.blend.environments})

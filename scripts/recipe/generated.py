@@ -148,9 +148,10 @@ class Select(Strict):
             raise invalid("says best and pairs; a blend holds one of them")
         if isinstance(self.curriculum, list) and sum(band.share for band in self.curriculum) > 1 + 1e-9:
             raise invalid("the bands' shares are more than 1 together", key="curriculum")
-        if self.curriculum and self.kind != "prompts":
+        takes_responses = self.best or self.pairs
+        if self.curriculum and takes_responses:
             raise invalid(f"curriculum orders prompts, and {self.kind} are made here; leave it out")
-        if self.rank and self.kind == "prompts":
+        if self.rank and not takes_responses:
             raise invalid("rank orders the responses of best or pairs; say one of them")
         if not self.model_fields_set:
             raise invalid("says nothing: best, pairs, or pass_rate")

@@ -12,7 +12,7 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 from typing import Any, ClassVar
 
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import OPTIONAL_FILES, TEST_SPLIT, Blend
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import CheckpointOf, Choice
@@ -24,8 +24,6 @@ EXPORT = "hf/record.json"
 """The record of a start's export, below its folder."""
 TASK_SCORES = "benchmarks.json"
 """The scores of an export on the recipe's tasks, below its folder."""
-IMAGE_MARKS = {"mmpr": "MMPR/images/.extracted.json", "mmpr_tiny": "MMPR-Tiny/images/.extracted.json"}
-"""The mark of a blend's images, below the folder of its rows, by the blend's format."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +82,22 @@ class RowsNode(Node):
 
     def has(self, file: str) -> bool:
         """Whether the folder comes to hold a file: all but another format's images, and test rows by the blend."""
-        if file in IMAGE_MARKS.values():
-            return IMAGE_MARKS.get(self.blend.format) == file
-        return self.blend.has_test or file != "test-split.jsonl"
+        return file not in OPTIONAL_FILES or file in self.blend.optional_files
 
     @property
     def prompts(self) -> tuple["RowsNode", ...]:
         """The rows that models respond to; none of rows that are published or synthesized."""
-        source = self.blend.generated
-        names = [source.prompts] if source else []
-        return self.graph.rows_of(*names)
+        return self.graph.rows_of(*self.blend.prompts)
 
     @property
     def models(self) -> tuple["Start", ...]:
         """The starts that respond to the prompts."""
-        source = self.blend.generated
-        return self.graph.starts_of(source.models if source else ())
+        return self.graph.starts_of(self.blend.models)
 
     @property
     def rankers(self) -> tuple["Start", ...]:
         """The reward model that ranks the responses, where one does."""
-        select = self.blend.select
-        rank = select.rank if select else None
-        return self.graph.starts_of([rank.by] if rank else ())
+        return self.graph.starts_of(self.blend.rankers)
 
     @property
     def makers(self) -> tuple["Start", ...]:
@@ -131,7 +122,7 @@ class RowsNode(Node):
     @property
     def judging(self) -> GeneratedSource | Evaluation:
         """Whose `gym` and `gym_servers` judge the responses: the blend's own, else those of the held-out scores."""
-        source, evaluation = self.blend.generated, self.graph.evaluation
+        source, evaluation = self.blend.source, self.graph.evaluation
         return source if source.gym or not evaluation else evaluation
 
     @property
@@ -143,8 +134,7 @@ class RowsNode(Node):
     @property
     def shards(self) -> tuple["ShardNode", ...]:
         """The parts in which models respond to the prompts; none of rows that are published or synthesized."""
-        source = self.blend.generated
-        count = source.shards if source else 0
+        count = self.blend.shards
         names = [f"{self.name}/generated/samples/{number}-of-{count}" for number in range(1, count + 1)]
         return tuple(ShardNode(self.graph, name) for name in names)
 
@@ -701,21 +691,25 @@ class Graph:
     @property
     def published(self) -> tuple[RowsNode, ...]:
         """The rows that are published or synthesized; models make the others."""
-        return self.rows_of(*(name for name, blend in self.blends.items() if not blend.generated))
+        return self.rows_of(*(name for name, blend in self.blends.items() if not blend.makers))
+
+    @property
+    def published_prompts(self) -> list[str]:
+        """The names of the published or synthesized blends that models respond to."""
+        return [rows.name for rows in self.published if rows.blend.row_kind.is_answered]
 
     @cached_property
     def scored_rows(self) -> tuple[RowsNode, ...]:
         """The rows whose held-out prompts all scored stages answer."""
         if self.evaluation is None or self.evaluation.max_new_tokens is None:
             return ()
-        prompts = [rows.name for rows in self.published if rows.blend.kind == "prompts"]
-        return self.rows_of(*(self.evaluation.blends or prompts))
+        return self.rows_of(*(self.evaluation.blends or self.published_prompts))
 
     @cached_property
     def tested_rows(self) -> tuple[RowsNode, ...]:
         """The rows whose test prompts the ends answer."""
         is_tested = self.evaluation is not None and self.evaluation.test
-        return tuple(rows for rows in self.scored_rows if is_tested and rows.blend.has_test)
+        return tuple(rows for rows in self.scored_rows if is_tested and rows.has(TEST_SPLIT))
 
     @cached_property
     def ends(self) -> tuple[Trained, ...]:

@@ -16,15 +16,23 @@ from pydantic.json_schema import SkipJsonSchema
 
 from scripts.errors import shortened
 from scripts.installed import backend_module, backend_names
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import (
+    AnyBlend,
+    Blend,
+    GeneratedBlend,
+    ImagesBlend,
+    PublishedBlend,
+    SplitBlend,
+    SynthesizedBlend,
+)
 from scripts.recipe.criteria import BENCHMARKS
 from scripts.recipe.environment import Environment
 from scripts.recipe.evaluation import Evaluation
 from scripts.recipe.expand import HELD_OUT_MEAN, MADE, VALIDATED, CheckpointOf, Choice, expand
-from scripts.recipe.fitting import refuse_unmade, refuse_unscored, with_environments
+from scripts.recipe.fitting import refuse_unmade, refuse_unscored
 from scripts.recipe.graph import Graph, RowsNode, Start
 from scripts.recipe.model import MODEL, PretrainedModel, RandomModel
-from scripts.recipe.source import FolderSource, HubSource, SyntheticSource
+from scripts.recipe.source import Source
 from scripts.recipe.stage_settings import DEFAULT_BACKEND, StageSettings, Surroundings
 from scripts.recipe.strict import Name, Place, Strict, invalid, matching, nearest, refuse_misnamed
 
@@ -95,7 +103,7 @@ class Recipe(Strict):
     """Of NeMo-RL, by its name in envs/nemo-rl.yaml."""
     note: str | None = None
     """A note before training, shown by doctor and plan."""
-    source: Annotated[SyntheticSource | HubSource | FolderSource, Field(discriminator="kind")]
+    source: Annotated[Source, Field(discriminator="kind")]
     tables: dict[str, str] = Field({})
     """Revision, by dataset repository, of the external tables of placeholder rows; none: main."""
     model: Annotated[
@@ -106,7 +114,7 @@ class Recipe(Strict):
     """More pretrained models, for stages to name as teachers or reward models; `model` is the name of the recipe's."""
     environments: dict[Name, Place] = Field({})
     """Environments of yours: by name, the Python file with functions that reward rows of the name."""
-    blends: dict[Name, Blend]
+    blends: dict[Name, AnyBlend]
     evaluation: Evaluation | None = None
     """None: no held-out scores; the loss on held-out rows and the stages' metrics judge."""
     defaults: dict[Literal[ALGORITHMS], dict[str, Any]] = Field({})
@@ -148,10 +156,10 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        for name, blend in self.blends.items():
-            if blend.generated:
-                refuse_unmade(self.graph, name)
-                self.blends[name] = with_environments(self.graph, name)
+        for name, blend in self.generated.items():
+            refuse_unmade(self.graph, name)
+            prompts = self.graph.rows(name).lineage[-1].blend
+            self.blends[name] = blend.with_environments(prompts.environments)
         self._names_refer()
         self._sources_fit()
         for name, stage in self.stages.items():
@@ -261,10 +269,9 @@ class Recipe(Strict):
             if blend.kind != stage.kind:
                 says = f"{stage.algorithm} trains on {stage.kind}, but blend {stage.blend} holds {blend.kind}"
                 raise invalid(says, f"stages.{name}.blend")
-            if self.is_synthetic(blend) and blend.rows and isinstance(blend.holdout, int):
-                left, taken = blend.rows - blend.holdout - blend.test, stage.rows_per_step
-                if 0 < left < taken:
-                    raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
+            left, taken = blend.rows_to_train, stage.rows_per_step
+            if left is not None and 0 < left < taken:
+                raise invalid(f"has {left} rows to train on, but a step takes {taken}", f"stages.{name}.blend")
         self._checkpoints_are_reached()
         try:
             _ = self.graph.order
@@ -298,24 +305,41 @@ class Recipe(Strict):
         if getattr(self.source, "subset", None) or getattr(self.source, "split", None):
             raise invalid("subset and split are of a blend's own source; name the source there", "source")
         for name, blend in self.blends.items():
-            at = f"blends.{name}"
-            held_out = blend.test + (blend.holdout if isinstance(blend.holdout, int) else 1)
-            if self.is_synthetic(blend) and (blend.rows is None or blend.rows <= held_out):
-                says = "is missing: how many to write" if blend.rows is None else f"{blend.rows} are all held out"
-                raise invalid(f"{says}; holdout and test take {held_out} of them", f"{at}.rows")
-            if self.is_synthetic(blend) and (blend.is_composed or blend.format != "jsonl"):
-                raise invalid("the recipe's source is synthetic, whose rows are ready; give it a source", at)
-            if isinstance(self.source, SyntheticSource) and any(part.source is None for part in blend.sources):
-                raise invalid("each needs its source, since the recipe's is synthetic", f"{at}.sources")
+            blend.check_source(self.source, f"blends.{name}")
 
     @property
-    def fetched(self) -> dict[str, Blend]:
-        """The blends whose rows are published or synthesized, by name; models make the others."""
-        return {name: blend for name, blend in self.blends.items() if not blend.generated}
+    def published(self) -> dict[str, PublishedBlend | ImagesBlend]:
+        """The blends whose rows are fetched, by name."""
+        return self._blends_of(PublishedBlend, ImagesBlend)
 
-    def is_synthetic(self, blend: Blend) -> bool:
-        """Whether a blend is written on this machine."""
-        return isinstance(self.source, SyntheticSource) and blend.source is None and not blend.sources
+    @property
+    def synthesized(self) -> dict[str, SynthesizedBlend]:
+        """The blends whose rows are written on this machine, by name."""
+        return self._blends_of(SynthesizedBlend)
+
+    @property
+    def images(self) -> dict[str, ImagesBlend]:
+        """The blends of images, by name."""
+        return self._blends_of(ImagesBlend)
+
+    @property
+    def split_here(self) -> dict[str, SplitBlend]:
+        """The blends of rows in JSONL, which are split and checked here, by name."""
+        return self._blends_of(SplitBlend)
+
+    @property
+    def generated(self) -> dict[str, GeneratedBlend]:
+        """The blends whose rows models make, by name."""
+        return self._blends_of(GeneratedBlend)
+
+    @property
+    def fetched(self) -> dict[str, PublishedBlend | ImagesBlend | SynthesizedBlend]:
+        """The blends whose rows are published or synthesized, by name; models make the others."""
+        return self._blends_of(PublishedBlend, ImagesBlend, SynthesizedBlend)
+
+    def _blends_of(self, *kinds: type[Blend]) -> dict[str, Any]:
+        """Return the blends of some kinds by name."""
+        return {name: blend for name, blend in self.blends.items() if isinstance(blend, kinds)}
 
     def _environments_fit(self) -> None:
         rewarded_here = [stage.blend for stage in self.stages.values() if stage.is_rewarded_here]
@@ -323,7 +347,7 @@ class Recipe(Strict):
         for name, blend in self.blends.items():
             if not rewarded_here or name in elsewhere:
                 continue
-            if blend.names_environments or self.is_synthetic(blend):
+            if blend.lists_environments:
                 at, known = f"blends.{name}.environments", [*Environment, *self.environments]
                 if not blend.environments:
                     says = "is missing: the names of what rewards the rows, such as [math_with_judge_simple_agent]"
@@ -331,7 +355,7 @@ class Recipe(Strict):
                 for place, each in enumerate(blend.environments):
                     if each not in known:
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
-            if blend.pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
+            if blend.has_pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
         if self.environments and not rewarded_here:
             raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")

@@ -38,8 +38,7 @@ def own_environments(recipe: Recipe, stage_name: str | None = None) -> dict[str,
     """Return the files of the user's environments by name: a stage's, or all of the recipe."""
     names = recipe.environments.keys()
     if stage_name is not None:
-        prompts = [rows.blend for rows in recipe.graph[stage_name].rows if rows.blend.kind == "prompts"]
-        names = names & {name for blend in prompts for name in blend.environments}
+        names = names & {name for rows in recipe.graph[stage_name].rows for name in rows.blend.rewarding}
     return {name: Path(recipe.environments[name]).absolute() for name in sorted(names)}
 
 

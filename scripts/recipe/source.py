@@ -1,7 +1,9 @@
 """Sources of rows, and the conversion of their columns."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
@@ -10,6 +12,7 @@ from scripts.recipe.strict import Place, Strict, Text, invalid, matching
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Operator = Literal["==", "!=", "<", "<=", ">", ">=", "in", "not in"]
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class SyntheticSource(Strict):
@@ -21,9 +24,23 @@ class SyntheticSource(Strict):
     placeholder_share: Share = 0.2
     """Share of the math rows written as _hf_placeholder rows."""
 
+    publishes: ClassVar[bool] = False
+    """Whether there are files to take rows from; otherwise rows are written here."""
+    is_pinned: ClassVar[bool] = True
+    """Whether the rows are the same whenever they are fetched, but for edits of the user's own files."""
+    own_folders: ClassVar[tuple[Path, ...]] = ()
+    """The folder of this machine that the rows are in, where they are in one."""
+
+    def contradicts(self, origin: Mapping[str, Any]) -> bool:
+        """Whether rows with this origin, of the source's record, cannot be of this source."""
+        return origin["revision"] != f"synthetic-{self.seed}"
+
 
 class _Published(Strict):
     """A dataset repository, or a folder with its layout."""
+
+    publishes: ClassVar[bool] = True
+    """Whether there are files to take rows from."""
 
     subset: Text | None = Field(None, exclude_if=lambda value: value is None)
     """A config of the dataset card, or a folder; none: the default."""
@@ -46,6 +63,23 @@ class HubSource(_Published):
     repository: str
     revision: str = "main"
     """A commit; a branch is resolved once, and the commit recorded."""
+    own_folders: ClassVar[tuple[Path, ...]] = ()
+    """The folder of this machine that the rows are in: none."""
+
+    @property
+    def shown(self) -> str:
+        """The name in messages and records."""
+        return self.repository
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the rows are the same whenever they are fetched: those of a commit are."""
+        return COMMIT.fullmatch(self.revision) is not None
+
+    def contradicts(self, origin: Mapping[str, Any]) -> bool:
+        """Whether rows with this origin, of the source's record, cannot be of this source."""
+        wanted = self.revision if self.is_pinned else origin["revision"]
+        return (origin["source"], origin["revision"]) != (self.repository, wanted)
 
 
 class FolderSource(_Published):
@@ -53,6 +87,26 @@ class FolderSource(_Published):
 
     kind: Literal["folder"]
     path: Place
+    is_pinned: ClassVar[bool] = True
+    """Whether the rows are the same whenever they are fetched, but for edits of the files."""
+
+    @property
+    def shown(self) -> str:
+        """The name in messages and records."""
+        return str(Path(self.path))
+
+    @property
+    def own_folders(self) -> tuple[Path, ...]:
+        """The folder that the rows are in."""
+        return (Path(self.path),)
+
+    def contradicts(self, origin: Mapping[str, Any]) -> bool:
+        """Whether rows with this origin cannot be of this source: a folder may have moved, and its contents count."""
+        return False
+
+
+Source = SyntheticSource | HubSource | FolderSource
+"""Where a recipe's rows come from."""
 
 
 class Files(Strict):

@@ -140,8 +140,13 @@ class Strict(BaseModel):
         if gone:
             return f"is gone: {gone}"
         within = None if str(key).lower() in ELSEWHERE else next(_paths(cls, str(key)), None)
-        meant = f"; did you mean {within}?" if within else nearest(str(key), cls.keys_of_recipes())
+        meant = f"; did you mean {within}?" if within else nearest(str(key), cls.keys_to_mean())
         return f"unknown key{meant}"
+
+    @classmethod
+    def keys_to_mean(cls) -> Iterable[str]:
+        """Return the keys that a misspelt key may mean."""
+        return cls.keys_of_recipes()
 
     @model_validator(mode="after")
     def _fits(self, info: ValidationInfo) -> Self:

@@ -96,12 +96,12 @@ class FactsOf(BlockMeasure[RowFacts]):
             if not isinstance(row, dict):
                 raise block.error(found.rows, row)
             is_allowed = bool(self.allow) and key_of(line) in self.allow
-            if found.form is None and kind.form is not None and not is_allowed:
+            if found.form is None and not is_allowed:
                 found.form = kind.form(row)
             if task := evaluating_task(row):
                 found.tasks[task] = found.tasks.get(task, 0) + 1
-            name = environment_named(row)
-            if name is not None and kind.is_rewarded and not is_allowed:
+            name = kind.environment(row)
+            if name is not None and not is_allowed:
                 self._note(found, name, row)
         return found
 
@@ -112,9 +112,7 @@ class FactsOf(BlockMeasure[RowFacts]):
         if len(noted.first) < SHOWN:
             noted.first.append(found.rows)
         shipped = environments().get(name)
-        if self.kind != "prompts" or shipped is None or shipped.verify is None:
-            return
-        problem = shipped.check(row)
+        problem = None if shipped is None else KINDS[self.kind].reward_problem(row, shipped)
         if problem is None:
             return
         noted.unrewarded += 1
@@ -259,6 +257,6 @@ class SamplesOf(BlockMeasure[Samples]):
 def measures_of_check(kind: str, allow: Collection[str], split: Path) -> list[BlockMeasure]:
     """Return what `check` measures of a split while it reads the rows."""
     measures: list[BlockMeasure] = [FactsOf(kind, frozenset(allow))]
-    if kind == "prompts" and split.name == "train-split.jsonl":
+    if split.name in KINDS[kind].sampled_splits:
         measures.append(SamplesOf(SAMPLED, frozenset(allow)))
     return measures

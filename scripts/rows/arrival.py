@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from jinja2 import TemplateError, nodes
 
@@ -23,7 +23,7 @@ from scripts.rows.bounds import bounded
 from scripts.rows.chat_format import compiled_template, facts_of_rendering, marks_answers, template_tree
 from scripts.rows.examples import Example
 from scripts.rows.jsonl import decode_row, environment_named
-from scripts.rows.kinds import KINDS
+from scripts.rows.kinds import KINDS, Learns
 from scripts.rows.learning_marks import MARKS, learnt_places
 from scripts.rows.marking import Marker, Text, marks_in
 from scripts.rows.measures import BlockMeasure, ReadBlock
@@ -50,11 +50,8 @@ SPECIAL += tuple(f'"{name}"'.encode() for name in MARKS)
 _SIGNED = re.compile(f"{BEGIN}(.*?){END}", re.DOTALL)
 _compiled = lru_cache(compiled_template)
 _ROLE = re.compile(rb'"(?:role|type)":\s*"(\w+)"')
-Learns = Literal["last", "every", "answers", "nothing"]
 REASONING_READ = ("reasoning_content", "thinking", "reasoning")
 """The names of reasoning, in the order in which transformers takes the first."""
-ANSWERS = {"preferences": ("chosen", "rejected"), "unpaired": ("completion",)}
-"""The fields of a row's answers, by kind of row."""
 
 
 @dataclass(frozen=True)
@@ -393,14 +390,14 @@ class RowCheck:
         """Return marked copies of a row's prompt, or of the messages of its answer of a number."""
         whole = [*example.prompt, *(example.answers[answer or 0] if example.answers else [])]
         asks = [number for number, message in enumerate(whole) if message.get("role") == "user"]
-        kind, first = self.reading.kind, 0 if answer is None else len(example.prompt)
+        kind, first = KINDS[self.reading.kind], 0 if answer is None else len(example.prompt)
         # the messages that the row asks to learn
         learns = self._learnt_places(whole)
         if self.reading.learns == "answers" and answer is not None:
             learns = [first + number for number, message in enumerate(messages) if message.get("role") == "assistant"]
-        name = "messages" if kind == "demonstrations" else "prompt"
-        if answer is not None and kind in ANSWERS:
-            name = ANSWERS[kind][answer]
+        name = kind.asked
+        if answer is not None and kind.answers:
+            name = kind.answers[answer]
         return marker.messages(messages, name, first, learns, asks[-1] if asks else -1)
 
     def _learnt_places(self, messages: Messages) -> list[int]:

@@ -11,12 +11,6 @@ from scripts.rows.learning_marks import MARKS
 from scripts.rows.request import Item
 
 Row = dict[str, Any]
-OF_KIND = {
-    "demonstrations": {"messages", "tools", "agent_ref", "made"},
-    "preferences": {"context", "completions", "prompt", "chosen", "rejected", "tools", "made"},
-    "unpaired": {"prompt", "completion", "label", "tools", "made"},
-}
-"""The keys of rows; an environment gets every key of a row of prompts. `made` is the origin of a generated row."""
 COMPLETION = {"rank", "completion"}
 MESSAGE = {"role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content", "reasoning", "thinking"}
 CALL = {"id", "type", "function"}
@@ -84,42 +78,71 @@ def _columns(names: set[str]) -> str:
 
 def unread_keys(row: Row, kind: str) -> Unread:
     """Return the keys of a row of a blend that nothing reads; a key with null is no key."""
-    found = Unread()
-    if kind == "prompts":
+    return READERS[kind].unread(row)
+
+
+class RequestReader:
+    """What is read of a row of prompts: items of its request; an environment gets every key of the row."""
+
+    def unread(self, row: Row) -> Unread:
+        """Return the keys within the request that nothing reads."""
+        found = Unread()
         request = row.get("responses_create_params")
         items = request.get("input") if isinstance(request, dict) else None
         for item in items if isinstance(items, list) else ():
             _look(item, ITEM, "input[]", found.of_template)
         return found
-    _look(row, OF_KIND[kind], "", found.unused)
-    for name in ("messages", "prompt", "chosen", "rejected", "context", "completion"):
-        _messages(row.get(name), f"{name}[]", kind, found)
-    for completion in _listed(row.get("completions")):
-        _look(completion, COMPLETION, "completions[]", found.unused)
-        _messages(completion.get("completion"), "completions[].completion[]", kind, found)
-    for tool in _listed(row.get("tools")):
-        _look(tool, TOOL, "tools[]", found.of_template)
-        _look(tool.get("function"), FUNCTION, "tools[].function", found.of_template)
-    return found
 
 
-def _messages(given: Any, path: str, kind: str, found: Unread) -> None:
-    """Add the keys of messages, their calls and their parts."""
-    for message in _listed(given):
-        others = message.keys() - MESSAGE
-        if others:
-            others = {key for key in others if message[key] is not None}
-            marks = others.intersection(MARKS)
-            found.of_template.update(f"{path}.{key}" for key in others - marks)
-            if kind != "demonstrations":
-                found.unused.update(f"{path}.{key}" for key in marks)
-        if message.get("tool_calls"):
-            for call in _listed(message["tool_calls"]):
-                _look(call, CALL, f"{path}.tool_calls[]", found.of_template)
-                _look(call.get("function"), CALLED, f"{path}.tool_calls[].function", found.of_template)
-        if isinstance(message.get("content"), list):
-            for part in message["content"]:
-                _look(part, PART, f"{path}.content[]", found.unused)
+@dataclass(frozen=True)
+class MessagesReader:
+    """What is read of a row of messages: some keys, and marks of messages to learn where `reads_marks`."""
+
+    keys: frozenset[str]
+    reads_marks: bool = False
+
+    def unread(self, row: Row) -> Unread:
+        """Return the keys of a row that nothing reads."""
+        found = Unread()
+        _look(row, self.keys, "", found.unused)
+        for name in ("messages", "prompt", "chosen", "rejected", "context", "completion"):
+            self._messages(row.get(name), f"{name}[]", found)
+        for completion in _listed(row.get("completions")):
+            _look(completion, COMPLETION, "completions[]", found.unused)
+            self._messages(completion.get("completion"), "completions[].completion[]", found)
+        for tool in _listed(row.get("tools")):
+            _look(tool, TOOL, "tools[]", found.of_template)
+            _look(tool.get("function"), FUNCTION, "tools[].function", found.of_template)
+        return found
+
+    def _messages(self, given: Any, path: str, found: Unread) -> None:
+        """Add the keys of messages, their calls and their parts."""
+        for message in _listed(given):
+            others = message.keys() - MESSAGE
+            if others:
+                others = {key for key in others if message[key] is not None}
+                marks = others.intersection(MARKS)
+                found.of_template.update(f"{path}.{key}" for key in others - marks)
+                if not self.reads_marks:
+                    found.unused.update(f"{path}.{key}" for key in marks)
+            if message.get("tool_calls"):
+                for call in _listed(message["tool_calls"]):
+                    _look(call, CALL, f"{path}.tool_calls[]", found.of_template)
+                    _look(call.get("function"), CALLED, f"{path}.tool_calls[].function", found.of_template)
+            if isinstance(message.get("content"), list):
+                for part in message["content"]:
+                    _look(part, PART, f"{path}.content[]", found.unused)
+
+
+READERS: dict[str, RequestReader | MessagesReader] = {
+    "prompts": RequestReader(),
+    "demonstrations": MessagesReader(frozenset({"messages", "tools", "agent_ref", "made"}), reads_marks=True),
+    "preferences": MessagesReader(
+        frozenset({"context", "completions", "prompt", "chosen", "rejected", "tools", "made"})
+    ),
+    "unpaired": MessagesReader(frozenset({"prompt", "completion", "label", "tools", "made"})),
+}
+"""What is read of rows, by their kind. `made` is the origin of a generated row."""
 
 
 def _look(given: Any, known: Iterable[str], path: str, into: set[str]) -> None:

@@ -26,7 +26,7 @@ from scripts.rows.thoughts import Told, split_response
 from scripts.sampling.kept import Kept, folder_of_answers, is_finite
 from scripts.sampling.sample import RESPONSES, prompts_in
 from scripts.sampling.verdicts import Asked, Judges, asked_of, is_verdict, renewed
-from scripts.stage.rule_settings import UNJUDGED
+from scripts.stage.data_settings import UNJUDGED
 from scripts.stage.store import group_number
 from scripts.stage.tables import read_table, write_table
 
@@ -182,7 +182,7 @@ def main(
         register_gym(judging.gym, judging.gym_servers, gym_python)
     table = pa.concat_tables(read_table(path, RESPONSES) for path in responses)
     table = table.sort_by([(name, "ascending") for name in ("line", "model", "sample")])
-    rows, kind = table.to_pylist(), loaded.blends[loaded.blends[blend].generated.prompts].kind
+    rows, kind = table.to_pylist(), loaded.blends[loaded.generated[blend].source.prompts].kind
     by_line = _prompts_of_responses(prompts, kind, rows)
     texts: dict[int, list[str]] = {}
     for row in rows:
@@ -199,7 +199,7 @@ def main(
     scores_of = scores_by(ranker, accelerator, threads) if ranker else None
     verdicts = [verdict for group in judge(asked, prompts, scores_of, kept, told) for verdict in group]
 
-    _refuse_ranker_without_scores(blend, loaded.blends[blend].select.rank, rows, verdicts, told)
+    _refuse_ranker_without_scores(blend, loaded.generated[blend].select.rank, rows, verdicts, told)
     unjudged = [(row, verdict.why) for row, verdict in zip(rows, verdicts, strict=True) if verdict.why]
     if unjudged:
         first, why = unjudged[0]

@@ -71,10 +71,7 @@ def prompts_in(split: Path, kind: str) -> Iterator[Prompt]:
     for line, _, row in read_rows(split):
         example = KINDS[kind].example(row)
         sha256 = sha256_text(canonical_json([example.prompt, example.tools]))
-        if kind != "prompts":
-            asked = {"input": example.prompt, **({"tools": example.tools} if example.tools else {})}
-            row = {"responses_create_params": asked, **{key: row[key] for key in ("agent_ref",) if key in row}}  # noqa: PLW2901
-        yield Prompt(line, sha256, row)
+        yield Prompt(line, sha256, KINDS[kind].as_prompt(row))
 
 
 def prompts_of(
@@ -197,7 +194,7 @@ def main(
     loaded = load_recipe(recipe)
     pin_date(loaded.model.template_date)
     register(own_environments(loaded))
-    source = loaded.blends[blend].generated
+    source = loaded.generated[blend].source
     kinds = {path: loaded.blends[path.parent.name].kind for path in held_out}
     asked, left_out = prompts_of(source, prompts, loaded.blends[source.prompts].kind, kinds)
     number, _, shards = shard.partition("-of-")

@@ -16,7 +16,7 @@ from scripts.data.source_record import describe_file
 from scripts.errors import UserError, warn
 from scripts.files import open_atomically, sha256_file, sha256_text, write_json
 from scripts.program import run_command_line
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import GeneratedBlend
 from scripts.recipe.generated import Best, Pairs
 from scripts.recipe.load import load_recipe
 from scripts.records import ExportRecord, SampledShard, read_record
@@ -38,11 +38,13 @@ NOT_FINITE = "responses whose reward or score is no finite number"
 class Selection:
     """Rows being selected from responses by prompt, with the number of left-out responses or prompts by reason."""
 
-    def __init__(self, blend: Blend, responses: list[Response], contents: list[str], told: Told = None) -> None:
+    def __init__(
+        self, blend: GeneratedBlend, responses: list[Response], contents: list[str], told: Told = None
+    ) -> None:
         """`told` marks the models' thoughts, which stay in the rows."""
         self.select, self.seed, self.contents, self.told = blend.select, blend.seed, contents, told
-        self.models, self.sampled_by = blend.generated.models, blend.generated.seed
-        self.responses_each = blend.generated.samples * len(self.models)
+        self.models, self.sampled_by = blend.source.models, blend.source.seed
+        self.responses_each = blend.source.samples * len(self.models)
         self.left_out: Counter[str] = Counter()
         self.by_line: dict[int, list[Response]] = defaultdict(list)
         for response in self._judged(responses):
@@ -269,7 +271,7 @@ def main(
 ) -> None:
     """Write the rows of a generated blend, their record as of a source, and what the blend's page shows."""
     loaded = load_recipe(recipe)
-    made, source, told = loaded.blends[blend], loaded.blends[blend].generated, loaded.model.thoughts
+    made, source, told = loaded.generated[blend], loaded.generated[blend].source, loaded.model.thoughts
     records = [read_record(path, ExportRecord) for path in makers]
     contents = {name: record["content"] for name, record in zip(made.makers, records, strict=True)}
     selection = Selection(

@@ -11,8 +11,8 @@ from scripts.errors import UserError
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.site import Site
 from scripts.records import Manifest, SampledPace, read_if_there, read_record
+from scripts.stage.data_to_come import is_sampled_anew
 from scripts.stage.progress import step_seconds
-from scripts.stage.rule_settings import is_sampled_anew
 from scripts.stage.stage import Stage
 
 MEASURED, EXPECTED = "the steps that {} logged", "the step_seconds of {}"
@@ -92,10 +92,8 @@ def samplings(recipe: Recipe, results: Path, site: Site, remade: Collection[str]
     `remade` are the blends whose data are made anew, `unknown` the makers whose exports are to come.
     """
     found: list[Sampling] = []
-    for name in recipe.blends:
-        source = recipe.blends[name].generated
-        if source is None:
-            continue
+    for name, blend in recipe.generated.items():
+        source = blend.source
         is_of_others = not unknown.isdisjoint(maker.name for maker in recipe.graph.rows(name).made_by)
         is_remade = name in remade and is_sampled_anew(recipe, results, name)
         if not is_of_others and not is_remade:

@@ -6,9 +6,8 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.recipe.blend import Blend
 from scripts.recipe.recipe import Recipe
-from scripts.recipe.source import FolderSource
 from scripts.records import Manifest, read_if_there
-from scripts.stage.rule_settings import data_to_be_made
+from scripts.stage.data_to_come import data_to_be_made
 
 LARGEST_SHARE = 0.2
 LARGEST_FILE = 200 << 20
@@ -37,7 +36,7 @@ def large_holdouts(recipe: Recipe, results: Path) -> Iterator[str]:
     for name, (trained, held_out) in rows_held_out(recipe, results).items():
         blend = recipe.blends[name]
         share = held_out / (trained + held_out)
-        if share > LARGEST_SHARE and "holdout" not in blend.model_fields_set and not recipe.is_synthetic(blend):
+        if share > LARGEST_SHARE and blend.has_default_holdout:
             yield (
                 f"blend {name}: {trained:,} rows to train on, {held_out:,} held out ({share:.0%}), since "
                 f"blends.{name}.holdout is not set, which holds out 100; set a share, such as holdout: 0.05"
@@ -57,14 +56,11 @@ def _splits_made(recipe: Recipe, results: Path) -> dict[str, tuple[int | None, i
 
 def _expected(recipe: Recipe, name: str, blend: Blend) -> tuple[int | None, int | None]:
     """Return the rows of a file at hand, by the settings of its split; None and None for another source."""
-    source = blend.source or recipe.source
-    if blend.is_composed or not isinstance(source, FolderSource) or blend.holdout_column is not None:
-        return None, None
-    file = Path(source.path) / (blend.file or f"{name}.jsonl")
-    if not file.is_file() or file.stat().st_size > LARGEST_FILE:
+    file = blend.linked_file(recipe.source, name)
+    if file is None or not file.is_file() or file.stat().st_size > LARGEST_FILE:
         return None, None
     with file.open("rb") as lines:
         rows = sum(not line.isspace() for line in lines)
     held_out = blend.holdout if isinstance(blend.holdout, int) else max(1, int(rows * blend.holdout))
-    trained = rows - held_out - blend.test
+    trained = rows - held_out - blend.test_rows
     return (trained, held_out) if trained > 0 else (None, None)

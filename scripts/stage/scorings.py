@@ -18,7 +18,8 @@ from scripts.recipe.graph import EXPORT
 from scripts.recipe.recipe import Recipe
 from scripts.records import Evaluation, ExportRecord, Manifest, Pace, read_if_there, read_lines
 from scripts.stage.paths import StagePaths
-from scripts.stage.rule_settings import scores_settings, settings_written
+from scripts.stage.rule_settings import scores_settings
+from scripts.stage.settings_file import settings_written
 
 Batch = dict[str, Any]
 """`answers` by the rows' places (reward, reason of no verdict, text, tokens, cut), the policy's key `of`, `seconds`."""
@@ -195,7 +196,7 @@ def _responses_left(recipe: Recipe, results: Path, name: str, due: DueScores) ->
         for blend in part.blends:
             rows = rows_in(results, blend, part.split)
             if rows is None and part.split == "test":
-                rows = recipe.blends[blend].test or None
+                rows = recipe.blends[blend].test_rows or None
             if rows is None:
                 return None
             left += part.policies * rows

@@ -25,13 +25,13 @@ from scripts.slurm.jobs import LatestJob
 from scripts.stage.again import folder_name, trained_in
 from scripts.stage.amendment import changed_facts, changed_settings, difference_of, start_in
 from scripts.stage.consistency import damage_of_stage, of_blend, told
+from scripts.stage.data_to_come import data_elsewhere, data_to_be_made, has_other_rows
 from scripts.stage.foresight import Foreseen, Possible, Training, Trainings, recorded_export
 from scripts.stage.lost import lost_of
 from scripts.stage.owner import describe, is_alive, read_owner
 from scripts.stage.paths import STORE, StagePaths
 from scripts.stage.provenance import words_of_skipped
 from scripts.stage.remote import later_step
-from scripts.stage.rule_settings import data_elsewhere, data_to_be_made, has_other_rows
 from scripts.stage.rundir import FILES, Checkpoint
 from scripts.stage.scorings import DueScores
 from scripts.stage.stage import Stage

@@ -86,7 +86,7 @@ def check_stage(stage: Stage, site: Site | None = None, python: str = sys.execut
         _ask_all([*OF_STARTS, *checks], candidate)
         return {"stage": stage.name, "max_num_steps": stage.planned}
     candidate = WithRows(stage, site, python)
-    before, after = (BEFORE_LINES, AFTER_LINES) if blend.format == "jsonl" else ([], [])
+    before, after = (BEFORE_LINES, AFTER_LINES) if stage.settings.blend in stage.recipe.split_here else ([], [])
     _ask_all([*OF_STARTS, *OF_SPLITS, *before, *checks, *OF_ROWS, *after, *OF_ANSWERS], candidate)
     settings = stage.settings
     record = {
@@ -192,7 +192,7 @@ def check_order(candidate: WithRows) -> Iterator[Finding]:
         print(f"{stage.name}: {stage.rows:,} rows to train on, {held_out:,} held out", file=sys.stderr)
     said = []
     drifts = measured(stage.train_split, DriftsOf(stage.validation_split))
-    found = drifts.between if blend.holdout_by is None else None
+    found = drifts.between if blend.split_by is None else None
     if found is not None:
         words = found.words("the held-out rows", "the rows to train on")
         remedy = f"set blends.{stage.settings.blend}.holdout_by: random"

@@ -11,13 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from pyarrow import csv
+from pydantic import TypeAdapter
 
 from scripts.data.check import Rules, check_files
 from scripts.data.compose import write_blend
 from scripts.data.download import fetch_source
 from scripts.data.fill import fill_blend
 from scripts.data.published import PublishedFile
-from scripts.recipe.blend import HOLDOUT_BY, Blend
+from scripts.recipe.blend import HOLDOUT_BY, AnyBlend, GeneratedBlend, ImagesBlend, PublishedBlend, SynthesizedBlend
 from scripts.recipe.load import load_recipe
 from scripts.rewards.own import OwnEnvironment
 from scripts.rewards.registry import score, scores
@@ -25,6 +26,7 @@ from scripts.rows.kinds import KINDS
 from tests.cases import cases, tables_of
 from tests.conftest import ROOT, refusal
 
+ANY_BLEND = TypeAdapter(AnyBlend)
 MATH = "math_with_judge_simple_agent"
 ASKS, SAYS, OTHER, SYSTEM, TOOL = (
     tables_of("compose")["common"][name] for name in ("asks", "says", "other", "system", "tool")
@@ -51,7 +53,7 @@ def composed(tmp_path):
     """The rows of a blend that is composed of rows in one file or more, and what was counted."""
 
     def compose(files, name: str = "rows.parquet", **options) -> tuple[list[dict], dict]:
-        blend = Blend.model_validate({"file": name, **options} if "sources" not in options else options)
+        blend = PublishedBlend.model_validate({"file": name, **options} if "sources" not in options else options)
         files = files if isinstance(files[0], list) else [files]
         suffix = name.partition(".")[2]
         paths = [write(tmp_path / f"{number}.{suffix}", rows) for number, rows in enumerate(files)]
@@ -146,7 +148,7 @@ def test_rows_of_gym_pass_byte_for_byte_but_for_what_the_recipe_adds(composed, t
     text += b' "question":"1+1?", "responses_create_params": {"input": "1+1?"}}'
     (tmp_path / "gym.jsonl").write_bytes(text + b"\r\n\n")
     files = [[[PublishedFile(tmp_path / "gym.jsonl", "gym.jsonl")]]]
-    counts, _ = write_blend(Blend(file="*.jsonl"), files, tmp_path / "out.jsonl")
+    counts, _ = write_blend(PublishedBlend(file="*.jsonl"), files, tmp_path / "out.jsonl")
     assert (tmp_path / "out.jsonl").read_bytes() == text + b"\n" and counts["read"] == 1
     (made,), _ = composed([json.loads(text)], system_prompt="Be brief.")
     assert made["responses_create_params"]["input"] == [SYSTEM, {"role": "user", "content": "1+1?"}]
@@ -212,7 +214,7 @@ def test_sources_are_mixed_by_share_and_rows_always_alike(composed):
 
 def test_several_processes_write_what_one_writes(tmp_path):
     write(tmp_path / "a.parquet", numbered(5000, "a"))
-    blend = Blend(file="a.parquet", environment=MATH, shuffle=True)
+    blend = PublishedBlend(file="a.parquet", environment=MATH, shuffle=True)
     files = [[[PublishedFile(tmp_path / "a.parquet", "a.parquet")]]]
     for workers in (1, 2):
         write_blend(blend, files, tmp_path / f"{workers}.jsonl", workers=workers)
@@ -245,18 +247,41 @@ def test_a_blend_that_cannot_be_composed_says_what_to_do(options, message, compo
 def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     files = [[[PublishedFile(tmp_path / name, name)]]]
-    assert message in refusal(write_blend, Blend(file="*", environment=MATH), files, tmp_path / "out.jsonl")
+    assert message in refusal(write_blend, PublishedBlend(file="*", environment=MATH), files, tmp_path / "out.jsonl")
 
 
 @cases("compose.unfit", "options", "message")
 def test_settings_that_do_not_fit_each_other_are_refused(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        Blend.model_validate(options)
+        ANY_BLEND.validate_python(options)
+
+
+@cases("compose.of_other_kinds", "options", "key", "kinds", "own")
+def test_a_key_of_other_kinds_of_blends_is_refused_with_the_kinds_that_have_it(options, key, kinds, own):
+    says = f"is for a blend that is {kinds}; this one is {own}: "
+    with pytest.raises(ValueError, match=re.escape(says)) as refused:
+        ANY_BLEND.validate_python(options)
+    (found,) = refused.value.errors()
+    assert found["ctx"]["key"] == key
+
+
+@pytest.mark.parametrize("kind", [PublishedBlend, SynthesizedBlend, GeneratedBlend, ImagesBlend])
+def test_a_key_of_another_kind_that_changes_nothing_is_left_out(kind):
+    models = {"kind": "generated", "by": "sft", "prompts": "prompts", "max_new_tokens": 24}
+    needed = {
+        PublishedBlend: {"file": "a.csv"},
+        SynthesizedBlend: {"rows": 200},
+        GeneratedBlend: {"source": models, "select": {"best": {}}},
+        ImagesBlend: {"format": "mmpr", "kind": "preferences", "holdout": 2000},
+    }
+    idle = {"test": 0, "shuffle": False, "sources": [], "columns": None, "missing_images": 0.0, "pictures": 0}
+    plain, padded = (ANY_BLEND.validate_python(given) for given in (needed[kind], idle | needed[kind]))
+    assert type(plain) is kind and padded == plain
 
 
 def test_a_part_has_what_the_blend_says_where_it_says_nothing():
     options = {"environment": MATH, "system_prompt": "a", "sources": [{"file": "a.csv"}, {"system_prompt": "b"}]}
-    blend = Blend.model_validate(options)
+    blend = PublishedBlend.model_validate(options)
     assert blend.environments == [MATH]
     assert [(part.environment, part.system_prompt, part.file) for part in blend.parts()] == [
         (MATH, "a", "a.csv"),
@@ -317,7 +342,7 @@ def test_rows_are_held_out_by_a_column_that_no_field_is_made_of(name, deduplicat
     ]
     by = {"column": "part", "value": "dev"}
     options = {"kind": "demonstrations", "filter": [["answer", "==", "1"]], "deduplicate": deduplicate}
-    blend = Blend.model_validate({"file": name, "holdout_by": by, **options})
+    blend = PublishedBlend.model_validate({"file": name, "holdout_by": by, **options})
     composed(rows, name, holdout_by=by, **options)
     holdout_by = HOLDOUT_BY.validate_json(blend.holdout_options[1])
     fill_blend(tmp_path / "blend.jsonl", tmp_path, tmp_path / "out", is_rewarded=False, holdout_by=holdout_by)
@@ -326,7 +351,7 @@ def test_rows_are_held_out_by_a_column_that_no_field_is_made_of(name, deduplicat
     assert {*kept[0]} == {"messages"}
     misnamed = by | {"column": "prt"}
     assert "has no column prt; did you mean part?" in refusal(composed, rows, name, holdout_by=misnamed, **options)
-    assert Blend(file=name, holdout_by="random").is_composed == Blend(file=name).is_composed
+    assert PublishedBlend(file=name, holdout_by="random").is_composed == PublishedBlend(file=name).is_composed
 
 
 def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):
@@ -335,7 +360,7 @@ def test_files_of_several_sets_are_fetched_and_follow_each_other(tmp_path):
     recipe = load_recipe(ROOT / "config/recipes/tiny-pretrained.yaml")
     blend = {"columns": "gsm8k", "file": ["train-*-of-00002.parquet", "test.parquet"]}
     source = {"kind": "folder", "path": str(tmp_path)}
-    recipe = recipe.model_copy(update={"blends": {"math": Blend(**blend, source=source)}})
+    recipe = recipe.model_copy(update={"blends": {"math": PublishedBlend(**blend, source=source)}})
     fetch_source(recipe.model_copy(update={"source": recipe.blends["math"].source}), tmp_path / "source")
     rows = [json.loads(line) for line in (tmp_path / "source/math.jsonl").read_text().splitlines()]
     assert [row["question"][0] for row in rows] == ["1", "2", "3"]

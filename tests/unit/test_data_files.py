@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict, Features, Json, Value, load_dataset, 
 from scripts.data.download import Fetcher, fetch_source, lacking_files, wanted_files
 from scripts.data.published import PublishedFile
 from scripts.errors import UserError
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.source import FolderSource, HubSource
 from scripts.rows.jsonl import RowError
@@ -147,7 +147,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 def recipe_of(source: FolderSource | HubSource, **blend):
-    made = Blend.model_validate({"kind": "demonstrations", "source": source, **blend})
+    made = PublishedBlend.model_validate({"kind": "demonstrations", "source": source, **blend})
     return load_recipe(SHORT).model_copy(update={"source": source.whole(), "blends": {"own": made}})
 
 

@@ -22,7 +22,7 @@ from demo.synthesize import write_source
 from scripts.data import hub
 from scripts.data.download import fetch_source, tables_named
 from scripts.data.placeholders import TABLES
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import ImagesBlend, PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.recipe import Recipe
 from scripts.recipe.source import FolderSource, HubSource
@@ -62,7 +62,7 @@ def recipe():
 
     def make(repository: str = "org/data", revision: str = "main", **changes) -> Recipe:
         source = HubSource(kind="hub", repository=repository, revision=revision)
-        blend = short.blends["rlvr1"]
+        blend = PublishedBlend(environments=short.blends["rlvr1"].environments)
         return short.model_copy(update={"source": source, "blends": {"a": blend, "b": blend}} | changes)
 
     short = load_recipe(SHORT)
@@ -126,7 +126,7 @@ def test_a_blend_may_have_a_source_and_a_file_of_its_own_and_images_come_as_seve
     record = fetched(
         blends={
             "a": a,
-            "b": a.model_copy(update={"source": tiny, "format": "mmpr_tiny"}),
+            "b": ImagesBlend(source=tiny, format="mmpr_tiny"),
             "c": a.model_copy(update={"source": here, "file": "there.jsonl"}),
         }
     )
@@ -484,7 +484,9 @@ DATA_SET = {
 def test_a_subset_and_a_split_are_the_files_of_the_card_or_of_the_names(said, file, rows, has_card, served, fetched):
     commit = served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
     source = HubSource(kind="hub", repository="org/data", **said)
-    blend = Blend(kind="demonstrations", source=source, file=file, answer_after="####", completion_template="{answer}")
+    blend = PublishedBlend(
+        kind="demonstrations", source=source, file=file, answer_after="####", completion_template="{answer}"
+    )
     record = fetched(blends={"own": blend})
     assert questions_of(fetched.folder / "own.jsonl") == rows
     said = record["blends"]["own"]
@@ -502,24 +504,26 @@ def questions_of(path) -> str:
 def test_a_subset_or_split_that_is_not_there_is_told_with_those_that_are(said, has_card, message, served, fetched):
     served.repositories["org/data"].commit(DATA_SET | ({"README.md": CARD} if has_card else {}))
     source = HubSource(kind="hub", repository="org/data", **said)
-    assert message in refusal(fetched, blends={"own": Blend(kind="demonstrations", source=source)})
+    assert message in refusal(fetched, blends={"own": PublishedBlend(kind="demonstrations", source=source)})
 
 
 def test_a_glob_is_found_offline_in_the_cache_and_a_part_that_is_missing_is_named(served, fetched, monkeypatch):
     repository = served.repositories["org/data"]
     commit = repository.commit(DATA_SET)
     source = HubSource(kind="hub", repository="org/data", revision=commit)
-    blends = {"own": Blend(kind="demonstrations", source=source, file="main/train-*.parquet")}
+    blends = {"own": PublishedBlend(kind="demonstrations", source=source, file="main/train-*.parquet")}
     fetched(blends=blends)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     fetched(blends=blends)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     served.repositories["org/cut"].commit({name: DATA_SET[name] for name in list(DATA_SET)[1:]})
-    cut = Blend(kind="demonstrations", source=HubSource(kind="hub", repository="org/cut"), file="main/train-*.parquet")
+    cut = PublishedBlend(
+        kind="demonstrations", source=HubSource(kind="hub", repository="org/cut"), file="main/train-*.parquet"
+    )
     assert "org/cut: 1 of the 2 parts of main/train are missing, the first 00000" in refusal(
         fetched, blends={"own": cut}
     )
-    missing = Blend(kind="demonstrations", source=source, file="mian/*.parquet")
+    missing = PublishedBlend(kind="demonstrations", source=source, file="mian/*.parquet")
     assert "org/data: no file is like mian/*.parquet; near it: main/" in refusal(fetched, blends={"own": missing})
 
 
@@ -544,7 +548,7 @@ def test_duplicates_and_rows_of_a_benchmark_are_left_out_and_recorded(served, fe
     served.repositories["org/data"].commit({"a.parquet": parquet("1", asked, "1", "2")})
     benchmark = {"name": "eggs", "source": {"kind": "folder", "path": str(tmp_path)}, "columns": ["text"]}
     said = {"kind": "demonstrations", "file": "a.parquet", "deduplicate": "prompt", "decontaminate": [benchmark]}
-    record = fetched(blends={"own": Blend.model_validate(said)})
+    record = fetched(blends={"own": PublishedBlend.model_validate(said)})
     assert questions_of(fetched.folder / "own.jsonl") == "12"
     counted = record["blends"]["own"]["composed"]
     assert (counted["kept"], counted["duplicates"]) == (2, 1)
@@ -555,7 +559,7 @@ def test_duplicates_and_rows_of_a_benchmark_are_left_out_and_recorded(served, fe
 def test_a_file_of_json_lines_in_a_standard_shape_needs_no_word(served, fetched):
     rows = b'{"prompt": "Why?", "completion": "So."}\n'
     served.repositories["org/data"].commit({"a.jsonl": rows, "b.jsonl": b'{"messages": []}\n'})
-    blend = Blend(kind="demonstrations")
+    blend = PublishedBlend(kind="demonstrations")
     record = fetched(blends={"a": blend, "b": blend})
     assert questions_of(fetched.folder / "a.jsonl") == "Why?"
     assert (fetched.folder / "b.jsonl").read_bytes() == b'{"messages": []}\n' and "composed" in record["blends"]["a"]

@@ -12,7 +12,7 @@ import yaml
 from scripts.commands.plan import check_budget, plan_text
 from scripts.commands.project import Project
 from scripts.data.fill import FILES
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import GeneratedBlend
 from scripts.recipe.load import load_recipe, load_site
 from scripts.sampling import select as selecting
 from scripts.sampling.judge import JUDGED
@@ -41,7 +41,7 @@ def recipe_with(tmp_path, source=GENERATED, select=SELECT, more=""):
 def blend_of(select, **source):
     """A generated blend with a selection, its source's settings changed."""
     told = {"kind": "generated", "by": "sft", "prompts": "prompts", "max_new_tokens": 24}
-    return Blend.model_validate({"source": told | source, "select": yaml.safe_load(select)})
+    return GeneratedBlend.model_validate({"source": told | source, "select": yaml.safe_load(select)})
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,10 @@ def blend_of(select, **source):
         ({"select": "{pass_rate: {}, rank: {by: sft}}"}, "rank orders the responses"),
         ({"select": "{best: {}, rank: {by: sft}}"}, "answers prompts and ranks nothing"),
         ({"select": "{best: {}, filter: [[lenght, '<', 3]]}"}, "select.filter.0"),
-        ({"more": "\n    test: 20"}, "test is of rows that are published or synthesized"),
-        ({"more": "\n    rows: 20"}, "rows is of rows that are published or synthesized"),
+        (
+            {"more": "\n    test: 20"},
+            "best.test: is for a blend that is published or synthesized; this one is generated",
+        ),
         ({"select": "{pairs: {}}"}, "sft trains on demonstrations, but blend best holds preferences"),
     ],
 )
@@ -112,7 +114,7 @@ def write_rows(path: Path, questions: list[str], environment: str = MATH) -> Pat
 def test_no_prompt_of_a_held_out_split_comes_in(tmp_path):
     split = write_rows(tmp_path / "train.jsonl", ["a", "b", "c", "b"])
     held_out = write_rows(tmp_path / FILES["validation"], ["b", "d"])
-    source = blend_of(SELECT).generated
+    source = blend_of(SELECT).source
     asked, left_out = prompts_of(source, split, "prompts", {held_out: "prompts"})
     assert [prompt.line for prompt in asked] == [1, 3]
     assert left_out == {"prompts that are held out": 2}
@@ -122,7 +124,7 @@ def test_parts_share_the_prompts_and_never_overlap(tmp_path):
     questions = [f"question {number % 40}" for number in range(60)]
     split, parts = write_rows(tmp_path / "train.jsonl", questions), []
     for part in ("1 of 3", "2 of 3", "3 of 3"):
-        asked, _ = prompts_of(blend_of(SELECT, part=part).generated, split, "prompts", {})
+        asked, _ = prompts_of(blend_of(SELECT, part=part).source, split, "prompts", {})
         parts.append([prompt.line for prompt in asked])
     assert sorted(line for part in parts for line in part) == list(range(1, 61))
     asked = [{questions[line - 1] for line in part} for part in parts]
@@ -159,7 +161,7 @@ def sampled_in(folder, shards, engine, prompts):
 
 def test_responses_are_the_same_in_any_number_of_shards_and_none_is_sampled_twice(tmp_path):
     split = write_rows(tmp_path / "train.jsonl", [f"question {number}" for number in range(7)])
-    prompts, _ = prompts_of(blend_of(SELECT).generated, split, "prompts", {})
+    prompts, _ = prompts_of(blend_of(SELECT).source, split, "prompts", {})
     whole = sampled_in(tmp_path / "one", 1, Engine(), prompts)
     assert [row["line"] for row in whole] == [line for line in range(1, 8) for _ in range(3)]
     assert sampled_in(tmp_path / "four", 4, Engine(), prompts) == whole
@@ -196,7 +198,7 @@ def selected(select, responses, **source):
     """The rows of a selection, by prompt's line, and the selection."""
     prompts = {each["line"]: {"responses_create_params": {"input": f"question {each['line']}"}} for each in responses}
     blend = blend_of(select, **source)
-    selection = Selection(blend, responses, ["c0", "c1"][: len(blend.generated.models)])
+    selection = Selection(blend, responses, ["c0", "c1"][: len(blend.source.models)])
     return list(getattr(selection, blend.kind)(prompts)), selection
 
 
@@ -357,14 +359,14 @@ VARIANTS = ["sft.lr-0.001", "sft.lr-0.002"]
 )
 def test_variants_their_best_or_a_checkpoint_respond(edited, by, makers):
     recipe = edited("tiny-rft", ("by: sft", f"by: {by}"), SWEPT, CHILD)
-    assert recipe.blends["best"].generated.models == makers
+    assert recipe.blends["best"].source.models == makers
     assert {*makers} <= {*recipe.stages, *recipe.checkpoints, *recipe.choices}
     assert recipe.graph["rft"].trained_before == {*VARIANTS}
 
 
 def test_a_checkpoint_of_a_stage_without_a_sweep_responds(edited):
     recipe = edited("tiny-rft", ("by: sft", "by: {stage: sft, checkpoint: 60}"))
-    assert recipe.blends["best"].generated.models == ["sft.step-60"]
+    assert recipe.blends["best"].source.models == ["sft.step-60"]
     assert recipe.stages["sft"].checkpointing.keep_steps == [60]
 
 

@@ -96,7 +96,7 @@ def test_scores_of_earlier_versions_with_unjudged_responses_are_named(recipe, tm
 
 def test_a_blend_with_responses_lost_by_earlier_versions_is_named(tmp_path):
     recipe = load_recipe(ROOT / "config/recipes/tiny-rft.yaml")
-    (name,) = (name for name, blend in recipe.blends.items() if blend.generated)
+    (name,) = recipe.generated
     judged = tmp_path / "data" / name / "generated/judged.parquet"
     judged.parent.mkdir(parents=True)
     rows = [{field.name: None for field in JUDGED} | {"why": why} for why in (LOST, HUNG, None, LOST)]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from scripts.errors import UserError
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import GeneratedBlend
 from scripts.recipe.load import load_recipe
 from scripts.records import LeftUnjudged, read_record
 from scripts.rewards import judging_code, registry
@@ -24,7 +24,8 @@ from scripts.sampling.kept import Kept, folder_of_answers
 from scripts.sampling.sample import RESPONSES, is_response, sample
 from scripts.sampling.select import NOT_FINITE, Selection
 from scripts.sampling.verdicts import is_verdict
-from scripts.stage.rule_settings import UNJUDGED, settings_files
+from scripts.stage.data_settings import UNJUDGED
+from scripts.stage.rule_settings import settings_files
 from scripts.stage.tables import read_table, write_table
 from tests.conftest import ROOT, refusal
 
@@ -310,7 +311,7 @@ def test_the_next_call_asks_again_until_a_call_gains_nothing(tmp_path):
 @pytest.mark.parametrize("select", [{"pairs": {}}, {"best": {"min_reward": None}}])
 def test_a_score_that_is_no_number_never_wins_nor_loses(place, value, select):
     source = {"kind": "generated", "by": "sft", "prompts": "p", "samples": 8, "max_new_tokens": 8}
-    blend = Blend.model_validate({"source": source, "select": select})
+    blend = GeneratedBlend.model_validate({"source": source, "select": select})
     scores = [float(number) for number in range(8)]
     scores[place] = value
     responses = [

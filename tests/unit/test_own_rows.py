@@ -20,7 +20,8 @@ from scripts.data.source_record import files_below
 from scripts.files import append_json
 from scripts.recipe.load import load_recipe
 from scripts.recipe.site import Site
-from scripts.stage.rule_settings import data_to_be_made, gone_files, is_fetched, settings_files, write_settings
+from scripts.stage.data_to_come import data_to_be_made, gone_files, is_fetched
+from scripts.stage.rule_settings import settings_files, write_settings
 from tests.conftest import SHORT
 
 RESULTS, RECIPE = Path("results"), Path("recipe.yaml")

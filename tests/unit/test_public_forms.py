@@ -12,7 +12,7 @@ from scripts.data.check import Rules, check_files, unread_in
 from scripts.data.download import fetch_source
 from scripts.data.fill import fill_blend
 from scripts.errors import UserError
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.source import FolderSource
 from scripts.rows.keys import told_of
@@ -66,7 +66,7 @@ def split_of(tmp_path):
         (tmp_path / "published").mkdir(exist_ok=True)
         write(tmp_path / "published" / file, rows)
         shuffles = {"shuffle": True} if file.startswith("shuffled") else {}
-        blend = Blend.model_validate({"kind": kind, "file": file} | options | shuffles)
+        blend = PublishedBlend.model_validate({"kind": kind, "file": file} | options | shuffles)
         recipe = load_recipe(SHORT).model_copy(update={"source": source, "blends": {"own": blend}})
         fetch_source(recipe, tmp_path / "source")
         made, output = tmp_path / "source/own.jsonl", tmp_path / "own"

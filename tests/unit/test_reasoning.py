@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from scripts.data.fill import control, control_line
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.source import Reasoning
 
 STRIP = Reasoning(strip_share=1, truncate_share=0)
@@ -74,4 +74,4 @@ def test_mistaken_settings_are_refused():
     with pytest.raises(ValidationError, match="more than 1 together"):
         Reasoning(strip_share=0.9, truncate_share=0.2)
     with pytest.raises(ValidationError, match="reasoning is for demonstrations"):
-        Blend(kind="prompts", reasoning=Reasoning())
+        PublishedBlend(kind="prompts", reasoning=Reasoning())

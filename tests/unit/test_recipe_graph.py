@@ -97,7 +97,7 @@ def test_a_node_answers_as_the_recipe_is_written(path):
     for name, blend in recipe.blends.items():
         rows = graph.rows(name)
         assert rows.blend is blend and names(rows.makers) == blend.makers
-        assert names(rows.prompts) == ([blend.generated.prompts] if blend.generated else [])
+        assert names(rows.prompts) == ([blend.source.prompts] if name in recipe.generated else [])
     assert all(isinstance(model, PretrainedModel) for model in graph.pretrained.values())
 
 

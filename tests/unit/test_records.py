@@ -35,8 +35,9 @@ from scripts.report.pages import rows_of, write_environments_page
 from scripts.report.stage_page import main as write_stage_page
 from scripts.report.verify import verify
 from scripts.stage.consistency import exported_model, refuse_damage
+from scripts.stage.data_to_come import data_to_be_made
 from scripts.stage.paths import StagePaths
-from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
+from scripts.stage.rule_settings import settings_files, write_settings
 from scripts.stage.stage import Stage
 from scripts.stage.training_folder import TrainingFolder
 from scripts.train.run import Attempt, train_stage

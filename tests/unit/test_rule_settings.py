@@ -12,8 +12,9 @@ from scripts.data.source_record import content_of
 from scripts.errors import UserError
 from scripts.recipe.load import load_recipe
 from scripts.stage.consistency import exported_model
+from scripts.stage.data_to_come import data_to_be_made
 from scripts.stage.earlier_tree import refuse_earlier_results
-from scripts.stage.rule_settings import data_to_be_made, settings_files, write_settings
+from scripts.stage.rule_settings import settings_files, write_settings
 from tests.conftest import ROOT
 from tests.killing import killed_at
 

@@ -14,7 +14,7 @@ from scripts.data.download import Fetcher, Wanted, fetch_source
 from scripts.errors import UserError
 from scripts.files import file_inside, replace_directory, sync_tree
 from scripts.model.hugging_face import INDEX, tensors_of
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import PublishedBlend
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.recipe import Recipe
@@ -87,7 +87,9 @@ def recipe():
 
     def make(folder: Path) -> Recipe:
         source = FolderSource(kind="folder", path=str(folder), split="train")
-        blend = Blend(source=source, columns={"prompt": "question", "expected_answer": "answer"}, environments=["math"])
+        blend = PublishedBlend(
+            source=source, columns={"prompt": "question", "expected_answer": "answer"}, environments=["math"]
+        )
         return short.model_copy(update={"source": source.whole(), "blends": {"a": blend}})
 
     return make

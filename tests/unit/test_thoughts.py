@@ -14,7 +14,7 @@ import yaml
 
 from scripts.errors import UserError
 from scripts.evaluate.results import Answer, beside_parent, unfinished_thoughts
-from scripts.recipe.blend import Blend
+from scripts.recipe.blend import GeneratedBlend
 from scripts.recipe.generated import GeneratedSource
 from scripts.recipe.load import load_recipe
 from scripts.recipe.model import ThoughtMarks
@@ -311,7 +311,7 @@ def test_generated_data_are_judged_by_the_answer_and_learnt_with_the_thoughts(tm
     asked, kept = asked_of(judges, 1, row, texts), Kept[str](tmp_path, is_verdict, str)
     (judged,) = judge([asked], Path("train.jsonl"), length, kept)
     assert [each.reward for each in judged] == [1, 0, 0] and [each.score for each in judged] == [9, None, 9]
-    blend = Blend.model_validate(
+    blend = GeneratedBlend.model_validate(
         {
             "kind": "demonstrations",
             "source": {"kind": "generated", "by": "sft", "prompts": "p", "samples": 3, "max_new_tokens": 8},

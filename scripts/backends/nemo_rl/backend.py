@@ -13,19 +13,21 @@ from scripts.backends.nemo_rl.checkpoints import lay_in, reach_of, seal_finished
 from scripts.backends.nemo_rl.checks import check_traps
 from scripts.backends.nemo_rl.checks.context import chat_format_of
 from scripts.backends.nemo_rl.command import cluster_environment
-from scripts.backends.nemo_rl.demonstrations import MisreadOf, parts_of, problems_of
+from scripts.backends.nemo_rl.demonstrations import MisreadOf, Parts, parts_of, problems_of
 from scripts.backends.nemo_rl.export import convert
 from scripts.backends.nemo_rl.releases import release_of
 from scripts.backends.nemo_rl.runtime import runtime_of
+from scripts.backends.nemo_rl.settings import NemoRlSettings
 from scripts.backends.protocol import Allocation, Backend, StopRequest, TrainingJob
 from scripts.backends.tokens import load_here, shown_row, without_torch
 from scripts.errors import UserError
 from scripts.finding import Check, Finding, Moment
 from scripts.recipe.site import Site
 from scripts.records import ShownRow, read_if_there
-from scripts.rows.arrival import Learns, Reading
+from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import prints_date, tokenizer_of
 from scripts.rows.jsonl import read_rows
+from scripts.rows.kinds import KINDS
 from scripts.rows.measures import BlockMeasure
 from scripts.rows.prompts import render_prompt
 from scripts.stage.candidate import Candidate
@@ -53,6 +55,24 @@ def check_date(candidate: Candidate) -> Iterator[Finding]:
             "policy.tokenizer.chat_template_kwargs where the template takes one (date_string), or name a template "
             "without a date"
         )
+
+
+class NotShown(Exception):
+    """Why a row cannot be shown as it is trained on."""
+
+
+def parts_of_prompt(row: dict[str, Any], place: str, processor: Any, stage: NemoRlSettings) -> Parts:
+    """Return the one part of a row of prompts, in the chat template; NotShown where the template refuses the row."""
+    variables = stage.tokenizer.get("chat_template_kwargs") or {}
+    try:
+        text = render_prompt(row, processor, **variables)
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        raise NotShown(f"{place}: Gym may read what the chat template does not: {error!r}") from None
+    return [("prompt", False, tokenizer_of(processor)(text, add_special_tokens=False)["input_ids"])]
+
+
+PARTS_OF = {"demonstrations": parts_of, "prompts": parts_of_prompt}
+"""The function that tokenizes a row to be shown, by the kind of rows; NeMo-RL tokenizes other kinds itself."""
 
 
 class NemoRl(Backend):
@@ -110,23 +130,20 @@ class NemoRl(Backend):
         SFT passes messages and tools. The reader of pairs, for DPO and reward models, passes no tools. vLLM's server
         renders prompts for Gym, with items of calls, results and thoughts as messages.
         """
-        kind = stage.settings.kind
-        learns: Learns = "nothing" if kind == "prompts" else "answers"
-        if kind == "demonstrations":
-            learns = "last" if stage.config.sft.get("only_unmask_final") else "every"
+        kind, sft = stage.settings.kind, getattr(stage.config, "sft", None) or {}
         return Reading(
             kind=kind,
             chat_template=chat_template,
             folder=folder,
-            learns=learns,
+            learns=KINDS[kind].learns(every_turn=not sft.get("only_unmask_final")),
             variables=dict(stage.config.tokenizer.get("chat_template_kwargs") or {}),
             passes_tools=kind != "preferences",
         )
 
     def shown_rows(self, stage: Stage, count: int) -> list[ShownRow] | str:
         """Return the first rows as SFT reads them, or GRPO's prompts in the chat template; a text for pairs."""
-        found = self.chat_format(stage)
-        if stage.settings.kind == "preferences":
+        found, parts_of_row = self.chat_format(stage), PARTS_OF.get(stage.settings.kind)
+        if parts_of_row is None:
             return f"NeMo-RL tokenizes the pairs of {stage.settings.algorithm} by itself"
         if found is None:
             return "the tokenizer or the chat template that it trains with is not in a folder here"
@@ -134,14 +151,10 @@ class NemoRl(Backend):
         if isinstance(tokenizer, str):
             return tokenizer
         for number, _, row in islice(read_rows(stage.train_split), count):
-            if stage.settings.loop.reads_conversations:
-                parts = parts_of(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
-            else:
-                try:
-                    text = render_prompt(row, tokenizer, **(stage.config.tokenizer.get("chat_template_kwargs") or {}))
-                except (TemplateError, TypeError, ValueError, KeyError) as error:
-                    return f"{stage.train_split}:{number}: Gym may read what the chat template does not: {error!r}"
-                parts = [("prompt", False, tokenizer_of(tokenizer)(text, add_special_tokens=False)["input_ids"])]
+            try:
+                parts = parts_of_row(row, f"{stage.train_split}:{number}", tokenizer, stage.config)
+            except NotShown as why:
+                return str(why)
             rows.append(shown_row(number, parts, tokenizer_of(tokenizer)))
         return rows
 

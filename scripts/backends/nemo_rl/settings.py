@@ -219,9 +219,7 @@ class NemoRlSettings(StageSettings):
         refuse_misnamed("release", "release", around.release, load_releases())
         if self.parent is None and not isinstance(around.model, PretrainedModel):
             raise invalid("NeMo-RL starts from a pretrained model: give its name", "model")
-        blend = around.blend
-        if blend.format == "mmpr_tiny" and self.data.get("val_size") != blend.holdout:
-            raise invalid(f"must be the holdout of blend {self.blend}, {blend.holdout}", f"{around.at}.data.val_size")
+        around.blend.check_val_size(self.data.get("val_size"), self.blend, f"{around.at}.data.val_size")
 
     def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage with the nodes of its cluster; UserError for a launcher unknown to the release."""

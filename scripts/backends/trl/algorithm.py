@@ -235,8 +235,7 @@ class TrlSettings(StageSettings):
         for stage in [self, around.parent] if self.continues else ():
             if stage.policy.lora:
                 raise invalid("exports have adapters merged, so none continue; say parent", f"{around.at}.continues")
-        if around.blend.format != "jsonl":
-            raise invalid("only NeMo-RL trains on images", f"{around.at}.blend")
+        around.blend.refuse_images("only NeMo-RL trains on images", f"{around.at}.blend")
 
     def completed(self, release: str | None, name: str, key: Callable[..., str]) -> Self:
         """Return the stage; UserError where its chat template is missing."""

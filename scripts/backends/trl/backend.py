@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from scripts.backends.protocol import Allocation, Backend, TrainingJob
 from scripts.backends.tokens import load_here, shown_row
@@ -34,8 +33,9 @@ from scripts.rewards.registry import (
     tool_schemas,
 )
 from scripts.rewards.row_facts import FactsOf
-from scripts.rows.arrival import Learns, Reading
+from scripts.rows.arrival import Reading
 from scripts.rows.chat_format import pin_date, tokenizer_of
+from scripts.rows.kinds import KINDS
 from scripts.rows.measures import BlockMeasure
 from scripts.stage import publish
 from scripts.stage.candidate import Candidate
@@ -78,23 +78,17 @@ class Trl(Backend):
     def reading(self, stage: Stage, chat_template: str, folder: Path) -> Reading | None:
         """Return how TRL's trainers get the stage's rows."""
         config = stage.config
-        learns: Learns = "answers"
-        tools_of: dict[str, list[Any]] = {}
-        if config.kind == "demonstrations":
-            learns = "every" if config.sft.assistant_only_loss else "last"
-        elif config.kind == "prompts":
-            learns = "nothing"
-            register(own_environments(stage.recipe, stage.name), config.environments)
-            tools_of = tool_schemas(config.environments)
+        sft = getattr(config, "sft", None)
+        register(own_environments(stage.recipe, stage.name), config.environments)
         # rows are taken from the beginning of the file, unless they are shuffled
         is_shuffled = getattr(getattr(config, "data", None), "shuffle", False)
         return Reading(
             kind=config.kind,
             chat_template=chat_template,
             folder=folder,
-            learns=learns,
+            learns=KINDS[config.kind].learns(every_turn=sft is not None and sft.assistant_only_loss),
             variables=dict(config.policy.tokenizer.chat_template_kwargs),
-            tools_of=tools_of,
+            tools_of=tool_schemas(config.environments),
             obeys_template=True,
             names_reasoning=True,
             rows=None if is_shuffled else stage.planned * config.rows_per_step,

@@ -289,8 +289,8 @@ def check_environments(candidate: Candidate) -> Iterator[Finding]:
     register(own_environments(stage.recipe), stage.config.environments)
     for name, blend in stage.recipe.blends.items():
         split = stage.results / "data" / name / stage.train_split.name
-        own = stage.recipe.environments.keys() & {*blend.environments}
-        if blend.kind != "prompts" or name == stage.settings.blend or not own or not split.exists():
+        own = stage.recipe.environments.keys() & {*blend.rewarding}
+        if name == stage.settings.blend or not own or not split.exists():
             continue
         samples = recorded(Split.of(split), SamplesOf(SAMPLED, frozenset(blend.allow)))
         first = samples.first if samples is not None else _first_rows(split, own)
@@ -303,7 +303,7 @@ def check_turns(candidate: Candidate) -> Iterator[Finding]:
     """Find processes that sample together in environments with tools."""
     stage, site = candidate.stage, candidate.site
     blend = stage.recipe.blends[stage.settings.blend]
-    has_tools = blend.kind == "prompts" and any(map(environment_factory, blend.environments))
+    has_tools = any(map(environment_factory, blend.rewarding))
     if site is None or not has_tools or ranks_on(site, stage)[1] == 1:
         return
     policy = stage.settings.policy

@@ -149,7 +149,7 @@ def counts_rows(stage: Stage, model: Path) -> bool:
     """Whether a stage's longest sequence can be told by its rows, which are there beside a tokenizer."""
     blend = stage.recipe.blends[stage.settings.blend]
     # pictures take tokens of their own, and environments' tools add to a prompt
-    is_longer = blend.pictures or own_environments(stage.recipe, stage.name)
+    is_longer = blend.has_pictures or own_environments(stage.recipe, stage.name)
     return not is_longer and (model / "tokenizer.json").is_file() and stage.train_split.is_file()
 
 

@@ -96,7 +96,7 @@ def _is_to_be_tried(stage: Stage, site: Site | None) -> bool:
     records = [stage.parent_export_record, *(paths.export_record for paths in stage.roles.values())]
     are_there = all(record is None or record.is_file() for record in records)
     blend = stage.recipe.blends[stage.settings.blend]
-    if not wanted or not are_there or blend.pictures:
+    if not wanted or not are_there or blend.has_pictures:
         return False
     return not stage.training.checkpoints
 
