@@ -181,6 +181,7 @@ class Recipe(Strict):
             blend=rows[0].blend if rows else None,
             is_fresh=not node.origin,
             parent=parents[0].settings if parents else None,
+            continued=tuple(start.settings for start in node.continued),
             roles={role: start.settings for role, start in node.roles.items()},
         )
 

@@ -183,6 +183,8 @@ class Surroundings:
     """Whether the stage makes its model, as no export is there to start from."""
     parent: "StageSettings | None"
     """The settings of the stage that it starts from; None without one."""
+    continued: tuple["StageSettings", ...]
+    """The parent's settings, where its training goes on."""
     roles: Mapping[str, "StageSettings | None"]
     """The settings of the stages that it needs besides, by role; None for a pretrained model."""
 

@@ -232,8 +232,8 @@ class TrlSettings(StageSettings):
         if self.needs_export and around.is_fresh:
             advice = "give it a parent, or make the recipe's model a pretrained one"
             raise invalid(f"{self.needs_export}; {advice}", around.at)
-        for stage in [self, around.parent] if self.continues else ():
-            if stage.policy.lora:
+        for before in around.continued:
+            if self.policy.lora or before.policy.lora:
                 raise invalid("exports have adapters merged, so none continue; say parent", f"{around.at}.continues")
         around.blend.refuse_images("only NeMo-RL trains on images", f"{around.at}.blend")
 
