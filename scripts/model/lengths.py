@@ -9,7 +9,7 @@ import json
 import os
 import re
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 from heapq import nlargest
 from itertools import islice
 from pathlib import Path
@@ -89,18 +89,23 @@ class Lengths:
         }
 
 
+@singledispatch
 def tokenizer_at_hand(model: PretrainedModel | RandomModel) -> str | None:
     """Return the path of a model's tokenizer.json, in its folder or the hub's cache; None where it is in neither.
 
     A model from scratch has `BYTES`.
     """
-    if isinstance(model, RandomModel):
-        return BYTES
     if model.folder is not None:
         path = model.folder / "tokenizer.json"
         return str(path) if path.is_file() else None
     cached = try_to_load_from_cache(model.name, "tokenizer.json", revision=model.revision)
     return cached if isinstance(cached, str) else None
+
+
+@tokenizer_at_hand.register
+def _tokenizer_of_bytes(model: RandomModel) -> str:
+    """Return the name of the tokenizer of models from scratch."""
+    return BYTES
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,11 @@ class RandomModel(Spoken):
         return None
 
     @property
+    def may_see(self) -> bool:
+        """Whether it has a vision tower."""
+        return self.vision is not None
+
+    @property
     def as_start(self) -> dict[str, "PretrainedModel"]:
         """No start: stages make the model themselves."""
         return {}
@@ -117,6 +122,11 @@ class PretrainedModel(Spoken):
     """The token that fills a batch, where the tokenizer has none."""
     base_model: str | None = Field(None, exclude=True, description="The hub's name of a folder's model, for the cards.")
     attribution: str | None = Field(None, exclude=True, description="A sentence on its makers and licence, for cards.")
+
+    @property
+    def may_see(self) -> bool:
+        """Yes, as far as the recipe tells."""
+        return True
 
     @property
     def as_start(self) -> dict[str, "PretrainedModel"]:

@@ -356,7 +356,7 @@ class Recipe(Strict):
                 for place, each in enumerate(blend.environments):
                     if each not in known:
                         raise invalid(f"'{each}' is not known{nearest(each, known)}", f"{at}.{place}")
-            if blend.has_pictures and isinstance(self.model, RandomModel) and self.model.vision is None:
+            if blend.has_pictures and not self.model.may_see:
                 raise invalid("the model has no vision, by which it would see them", f"blends.{name}.pictures")
         if self.environments and not rewarded_here:
             raise invalid("NeMo-RL's environments are NeMo-Gym's; leave them out", "environments")
