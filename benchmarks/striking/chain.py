@@ -40,8 +40,10 @@ MARK = "STRUCK_TREE"
 MOST_CALLS = 400
 # Of these an attempt, a job or a call of Snakemake may leave more, or fewer, than an undisturbed chain has.
 VARYING = re.compile(
-    r"results/(slurm-logs/|\w+/(logs|[^/]+/logs)/|store/[0-9a-f]+/checkpoints/step_\d+)|.*/\.snakemake_timestamp$"
+    r"results/(slurm-logs/|\w+/(logs|[^/]+/logs|data/\w+/measured)/|store/[0-9a-f]+/checkpoints/step_\d+)"
+    r"|.*/\.snakemake_timestamp$"
 )
+"""Logs, checkpoints of more steps, and what was measured of splits, which is measured again where it is missing."""
 LOCKS = ("locks", "incomplete")
 
 

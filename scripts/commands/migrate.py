@@ -8,19 +8,17 @@ import argparse
 import errno
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from scripts.commands.project import project_of
 from scripts.errors import UserError
 from scripts.files import fsync_directory, link_to, write_text
 from scripts.recipe.recipe import Recipe
 from scripts.records import ADVICE, CheckpointRecord, ExportRecord, Files, RunIdentity, read_if_there
+from scripts.snakemake_notes import forget_notes
 from scripts.stage.consistency import refuse_damage
 from scripts.stage.earlier_tree import run_directories
 from scripts.stage.owner import hold
@@ -36,10 +34,6 @@ SECONDS_TO_WAIT = 60.0
 """How long a process that trains or exports is waited for."""
 FRESH = f".{FOLDER}.migrating"
 """The folder of settings while it is filled."""
-AT_ONCE = 500
-"""Files that one call of Snakemake forgets."""
-NOT_NOTED = "metadata was not present"
-"""Snakemake's words on files without a note, after the others are forgotten."""
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -178,7 +172,7 @@ def adopt_settings(recipe: Recipe, results: Path) -> Iterator[str]:
             contradicted.append(str(path.relative_to(folder).with_suffix("")))
         else:
             adopted[path] = settings
-    _forget([output for settings in adopted.values() for output in _made(settings)])
+    forget_notes([output for settings in adopted.values() for output in _made(settings)])
     for path, settings in files.items():
         write_text(fresh / path.relative_to(folder), settings.text)
     for path, settings in adopted.items():
@@ -197,19 +191,3 @@ def adopt_settings(recipe: Recipe, results: Path) -> Iterator[str]:
 def _made(settings: RuleSettings) -> list[Path]:
     """Return the files there that were made from the settings."""
     return [output for output in settings.outputs if output.exists()]
-
-
-def _forget(outputs: list[Path]) -> None:
-    """Let Snakemake forget what it noted of outputs, by its own option; UserError where it cannot."""
-    if not Path(".snakemake").is_dir():
-        return
-    with TemporaryDirectory() as folder:
-        empty = Path(folder, "Snakefile")
-        empty.touch()
-        options = ["--snakefile", str(empty), "--profile", "none", "--workflow-profile", "none", "--nolock"]
-        command = [sys.executable, "-m", "snakemake", *options, "--cleanup-metadata"]
-        for start in range(0, len(outputs), AT_ONCE):
-            some = [str(output) for output in outputs[start : start + AT_ONCE]]
-            done = subprocess.run([*command, *some], capture_output=True, text=True, check=False)  # noqa: S603
-            if done.returncode and NOT_NOTED not in done.stderr:
-                raise UserError(f"snakemake --cleanup-metadata: {done.stderr.strip()}")

@@ -7,9 +7,7 @@ by `stagecoach migrate`.
 
 import json
 import os
-from base64 import urlsafe_b64encode
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from scripts.files import filled_by_program, write_text
 from scripts.recipe.criteria import BENCHMARKS, HELD_OUT
 from scripts.recipe.recipe import Recipe
 from scripts.records import CheckpointRecord, Criteria, Gate, read_if_there, read_text
+from scripts.snakemake_notes import forget_notes
 from scripts.stage.again import folders_again
 from scripts.stage.amendment import amendments_of
 from scripts.stage.data_settings import settings_of_data
@@ -29,7 +28,6 @@ from scripts.stage.settings_file import FOLDER, RuleSettings, settings_written
 
 LOST = "lost"
 """A setting of training: when the checkpoint was published whose files are gone."""
-METADATA = Path(".snakemake/metadata")
 
 
 def settings_files(recipe: Recipe, results: Path, again: Mapping[str, str] | None = None) -> dict[Path, RuleSettings]:
@@ -99,10 +97,8 @@ def _write(recipe: Recipe, path: Path, settings: RuleSettings) -> None:
         return
     is_grown = settings.grows(before)
     had_other_inputs = is_grown and not settings.made_from  # the files that are settings now
-    if had_other_inputs:
-        for output in made:  # Snakemake's note of its inputs names others; its time stamp counts now
-            with suppress(OSError):
-                (METADATA / urlsafe_b64encode(str(output).encode()).decode()).unlink()
+    if had_other_inputs:  # Snakemake's notes of the outputs' inputs name others; the time stamps count now
+        forget_notes(made)
     is_adopted = has_come_back or is_same or had_other_inputs
     then = min(output.stat().st_mtime_ns for output in made) - 1_000_000_000
     with filled_by_program(path) as fresh:
