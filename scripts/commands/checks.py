@@ -121,7 +121,7 @@ def check_cluster(project: Project) -> Iterator[Finding]:
 
 def check_numbers(candidate: Candidate) -> Iterator[Finding]:
     """Find numbers in a stage's settings that are likely mistakes with any model."""
-    for says in candidate.stage.settings.doubts:
+    for says in candidate.stage.settings.unlikely_values:
         yield candidate.warns(says)
 
 

@@ -238,7 +238,7 @@ class StageSettings(Strict):
     """Whether a site may say on how many nodes it trains; else they are part of its parallelism."""
     nodes_beside: ClassVar[int] = 0
     """The nodes of a second component of its Slurm job, besides those of `resources`."""
-    doubts: ClassVar[list[str]] = []
+    unlikely_values: ClassVar[list[str]] = []
     """What is likely a mistake in the settings, whatever the model."""
     READS: ClassVar[tuple[str, ...]] = ()
     """What the recipe's model tells of thoughts and dates (`reading`) that may change the weights."""

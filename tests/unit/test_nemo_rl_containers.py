@@ -9,7 +9,7 @@ import pytest
 from scripts.backends.nemo_rl.runtime import (
     MARKED,
     Place,
-    doubts_of,
+    lacks_of,
     mark_check,
     mark_of,
     places_of,
@@ -26,10 +26,10 @@ def test_what_the_nodes_tell_is_read_among_slurms_lines():
 
 
 def test_a_shared_folder_and_a_root_that_cannot_be_written_are_doubtful():
-    assert list(doubts_of(PLACE)) == []
-    (shared,) = doubts_of(PLACE._replace(kind="nfs4", folder="/home/a"))
+    assert list(lacks_of(PLACE)) == []
+    (shared,) = lacks_of(PLACE._replace(kind="nfs4", folder="/home/a"))
     assert "ENROOT_DATA_PATH is /home/a on nfs4" in shared
-    (readonly,) = doubts_of(PLACE._replace(is_writable=False))
+    (readonly,) = lacks_of(PLACE._replace(is_writable=False))
     assert "ENROOT_ROOTFS_WRITABLE is no" in readonly
 
 

@@ -161,7 +161,7 @@ def refuse_little_room(place: Place, image: str) -> None:
         )
 
 
-def doubts_of(place: Place) -> Iterator[str]:
+def lacks_of(place: Place) -> Iterator[str]:
     """Yield why containers of several nodes may fail with enroot's settings on a host."""
     if place.kind.startswith(NETWORK):
         yield (

@@ -248,7 +248,7 @@ class TrlSettings(StageSettings):
         return self
 
     @property
-    def doubts(self) -> list[str]:
+    def unlikely_values(self) -> list[str]:
         """Return what is likely a mistake in the optimizer's settings."""
         optimizer, steps = self.policy.optimizer, self.planned_step(None)
         found = []

@@ -16,7 +16,7 @@ from scripts.backends.nemo_rl.command import START_POOLS, Launch, hydra_override
 from scripts.backends.nemo_rl.export import trains_adapters
 from scripts.backends.nemo_rl.images import PROVED
 from scripts.backends.nemo_rl.loops import RewardModel
-from scripts.backends.nemo_rl.runtime import CONTAINERS, doubts_of, places_of, runtime_of
+from scripts.backends.nemo_rl.runtime import CONTAINERS, lacks_of, places_of, runtime_of
 from scripts.errors import UserError
 from scripts.finding import Finding
 from scripts.recipe.recipe import Recipe
@@ -260,8 +260,8 @@ def check_images(context: StageContext) -> Iterator[Finding]:
             yield context.warning(37, f"image {image} would be imported on every node; import it once to a .sqsh file")
     told = subprocess.run(["bash", str(CONTAINERS)], capture_output=True, text=True, check=False)  # noqa: S607
     for place in places_of(told.stdout):
-        for doubt in doubts_of(place):
-            yield context.warning(104, doubt)
+        for lack in lacks_of(place):
+            yield context.warning(104, lack)
 
 
 def check_import(context: StageContext) -> Iterator[Finding]:
