@@ -47,6 +47,8 @@ def recipe(tmp_path):
         values["source"] = {"kind": "folder", "path": str(tmp_path)}
         values["environments"] = {name: str(file)}
         values["blends"]["rlvr1"]["environments"] = [name]
+        for blend in values["blends"].values():
+            del blend["rows"]
         path = tmp_path / "recipe.yaml"
         path.write_text(yaml.safe_dump(values | changes))
         return load_recipe(path)
