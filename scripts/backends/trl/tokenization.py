@@ -60,22 +60,57 @@ def preparation_of(config: TrlSettings, processor: Any) -> tuple[pa.Schema, part
 
     UserError for a distillation in environments with tools of their own.
     """
-    told = {"processor": processor, "variables": config.policy.tokenizer.chat_template_kwargs}
-    if config.kind == "demonstrations":
-        told |= {"max_length": config.max_length, "assistant_only_loss": config.sft.assistant_only_loss}
-        return DEMONSTRATIONS, partial(tokenize_demonstrations, **told)
-    if config.kind == "prompts":
-        tools = tool_schemas(config.environments)
-        if tools and not config.plays_tools:
-            names = ", ".join(tools)
-            raise UserError(
-                f"{config.algorithm} plays no turns with an environment's tools; leave {names} out of the blend"
-            )
-        told |= {"max_length": config.longest_prompt, "keep_to": config.data.max_input_seq_length}
-        return PROMPTS, partial(render_prompts, **told, **({"tools": tools} if tools else {}))
-    told |= {"max_length": config.max_length, "cuts": config.policy.truncation_mode == "keep_start"}
-    told |= {"processor": tokenizer_of(processor), "kind": config.kind, "joined": config.joined}
+    return PREPARATIONS[config.kind](config, processor)
+
+
+def _of_demonstrations(config: TrlSettings, processor: Any) -> tuple[pa.Schema, partial]:
+    """Return columns and function for conversations."""
+    told = {
+        "processor": processor,
+        "variables": config.policy.tokenizer.chat_template_kwargs,
+        "max_length": config.max_length,
+        "assistant_only_loss": config.sft.assistant_only_loss,
+    }
+    return DEMONSTRATIONS, partial(tokenize_demonstrations, **told)
+
+
+def _of_prompts(config: TrlSettings, processor: Any) -> tuple[pa.Schema, partial]:
+    """Return columns and function for prompts; UserError for tools that the algorithm cannot play."""
+    tools = tool_schemas(config.environments)
+    if tools and not config.plays_tools:
+        names = ", ".join(tools)
+        raise UserError(
+            f"{config.algorithm} plays no turns with an environment's tools; leave {names} out of the blend"
+        )
+    told = {
+        "processor": processor,
+        "variables": config.policy.tokenizer.chat_template_kwargs,
+        "max_length": config.longest_prompt,
+        "keep_to": config.data.max_input_seq_length,
+    }
+    return PROMPTS, partial(render_prompts, **told, **({"tools": tools} if tools else {}))
+
+
+def _of_answers(config: TrlSettings, processor: Any) -> tuple[pa.Schema, partial]:
+    """Return columns and function for preferences and unpaired answers."""
+    told = {
+        "processor": tokenizer_of(processor),
+        "variables": config.policy.tokenizer.chat_template_kwargs,
+        "max_length": config.max_length,
+        "cuts": config.policy.truncation_mode == "keep_start",
+        "kind": config.kind,
+        "joined": config.joined,
+    }
     return ANSWERS[config.kind], partial(tokenize_answers, **told)
+
+
+PREPARATIONS = {
+    "demonstrations": _of_demonstrations,
+    "prompts": _of_prompts,
+    "preferences": _of_answers,
+    "unpaired": _of_answers,
+}
+"""What prepares rows for a training, by the kind of rows."""
 
 
 def parts_of(row: dict[str, Any], processor: Any) -> list[tuple[str, bool, list[int]]]:
