@@ -1,4 +1,4 @@
-"""Know a user's Python file by the code: another comment, line break or docstring makes no new file.
+"""Read Python as a syntax tree, and know a user's file by it: another comment or docstring makes no new file.
 
 A file is known by the SHA-256 of the first text seen with the same syntax tree, so an unedited file has the hash of the
 text. ``<results>/store/.seen`` keeps that hash, by the hash of the tree and by the hash of every text. A text named in
@@ -12,6 +12,7 @@ import ast
 import os
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from scripts.files import hidden_name, sha256_text
 
@@ -22,6 +23,24 @@ FOLDER = Path("store/.seen")
 READERS = {"inspect", "pydoc", "doctest", "__doc__"}
 """Modules and names by which code reads docstrings."""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+ATTEMPTS = 100
+"""Readings of a text while other threads read theirs."""
+
+
+def parsed(source: str | bytes, name: str = "<unknown>", mode: str = "exec") -> Any:
+    """Return the syntax tree of a text, as `ast.parse` does, also while another thread reads one.
+
+    CPython 3.11 counts the depth of a tree once for all threads, and ends a reading whose count another thread has
+    changed by SystemError ("AST constructor recursion depth mismatch"). A thread that prints a traceback reads, too.
+
+    SyntaxError, ValueError, RecursionError and MemoryError as of `ast.parse`.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            return ast.parse(source, name, mode)
+        except SystemError:
+            continue
+    return ast.parse(source, name, mode)
 
 
 def see_in(root: Path) -> None:
@@ -88,7 +107,7 @@ def _noted(note: Path, content: str) -> str:
 def _hash_of_tree(source: bytes, keeps_docstrings: bool) -> str | None:
     """Return a hash of a text's syntax tree, without unread docstrings; None for a text that is no Python."""
     try:
-        tree = ast.parse(source)
+        tree = parsed(source)
         if not keeps_docstrings and not reads_docstrings(tree):
             drop_docstrings(tree)
         return sha256_text(ast.dump(tree))

@@ -20,6 +20,7 @@ from scripts.files import read_json
 from scripts.installed import version_of
 from scripts.model.hugging_face import config_of, text_config_of
 from scripts.model.model_source import template_of
+from scripts.python_files import parsed
 from scripts.recipe.model import PretrainedModel
 from scripts.recipe.sampling import OWN
 from scripts.rows.bounds import bounded
@@ -100,7 +101,7 @@ def _listed(name: str, *files: str) -> dict[str, Any]:
     for path in [folder / file for file in files] if folder else ():
         if not path.is_file():
             continue
-        for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        for statement in parsed(path.read_text(encoding="utf-8")).body:
             for entries in _entries(statement, name):
                 found |= entries
     return found

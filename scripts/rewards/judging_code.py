@@ -17,7 +17,7 @@ from pathlib import Path
 from scripts.errors import UserError
 from scripts.files import canonical_json, sha256_file, sha256_text
 from scripts.installed import environment_files, versions_of_modules
-from scripts.python_files import drop_docstrings, known_hash, reads_docstrings
+from scripts.python_files import drop_docstrings, known_hash, parsed, reads_docstrings
 from scripts.recipe.yaml_file import installation
 
 OF_ALL = ("rewards/registry.py", "rewards/answers.py", "rewards/verdict.py", "rows/thoughts.py")
@@ -119,7 +119,7 @@ def _code_here(start: str) -> Code:
         name = waiting.pop()
         if name in texts:
             continue
-        tree = ast.parse((_scripts() / name).read_bytes())
+        tree = parsed((_scripts() / name).read_bytes())
         for module in _imported(tree):
             inside = f"{module.removeprefix('scripts.').replace('.', '/')}.py"
             if not module.startswith("scripts"):
@@ -128,7 +128,7 @@ def _code_here(start: str) -> Code:
                 waiting.append(inside)
         texts[name] = _hash_of_code(tree)
     for name in OF_ALL:
-        texts[name] = _hash_of_code(ast.parse((_scripts() / name).read_bytes()))
+        texts[name] = _hash_of_code(parsed((_scripts() / name).read_bytes()))
     return Code(texts, tuple(sorted(others)))
 
 
@@ -152,7 +152,7 @@ def _source_of(file: Path) -> bytes | None:
 
 def _parsed(source: bytes) -> ast.Module | None:
     try:
-        return ast.parse(source)
+        return parsed(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
 

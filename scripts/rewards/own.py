@@ -27,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from scripts.errors import UserError, warn
-from scripts.python_files import known_hash
+from scripts.python_files import known_hash, parsed
 from scripts.rewards.episode import PROTOCOL, TOOL_SECONDS, Episode, EpisodeResponse, episode_class, tools_in
 from scripts.rewards.numbers_by_name import NumberReader, Numbers, number_of, printable, shown
 from scripts.rewards.spec import EnvironmentSpec
@@ -46,7 +46,7 @@ LACKS = "defines no function verify(row, response), nor a class with reset() and
 def check_text(name: str, path: Path) -> None:
     """Raise UserError for a file that is no Python or lacks the functions, as far as the text tells; run no line."""
     try:
-        tree = ast.parse(path.read_bytes(), str(path))
+        tree = parsed(path.read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError) as error:
         raise UserError(f"environment {name}: {_place_and_cause(path, error)}") from None
     defined = {

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.python_files import parsed
+
 
 def as_text(value: Any) -> Any:
     """Return JSON data with texts that UTF-8 can hold: a lone surrogate, written by an escape, becomes a question mark.
@@ -40,7 +42,7 @@ def parse_calls(text: str) -> list[FunctionCall]:
     if not (stripped.startswith("[") and stripped.endswith(")]")):
         return []
     try:
-        body = ast.parse(stripped, mode="eval").body
+        body = parsed(stripped, mode="eval").body
         elements = body.elts if isinstance(body, ast.List) else []
         return [_from_python(element) for element in elements]
     except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):

@@ -1,12 +1,16 @@
 """A user's Python file is the same with another comment, line break or docstring, and another with other code."""
 
+import gc
 import multiprocessing
+import sys
+import threading
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from scripts.python_files import SEEN, known_hash, see_in
+from scripts import records
+from scripts.python_files import SEEN, known_hash, parsed, see_in
 from scripts.recipe.load import load_recipe
 from scripts.recipe.resolve import resolve_stage
 from scripts.rewards.judging_code import code_of_file, hash_of_environment
@@ -140,3 +144,35 @@ def test_a_comment_leaves_config_and_verdicts_as_they_were_and_a_job_takes_the_f
     mine.write_bytes(b"import helper\n" + OTHER["constant"])
     assert facts()[0] != before[0]
     assert "mine.py has changed since the stage was planned" in refusal(register, {"mine": mine}, before[0])
+
+
+def test_a_text_is_read_while_other_threads_read_theirs():
+    """CPython 3.11 counts the depth of all trees together: Python that runs in a collection lets another thread go on."""
+    source = Path(records.__file__).read_text()
+    failed = []
+
+    def collected(phase, info):
+        sum(range(50))
+
+    def read():
+        for _ in range(8):
+            try:
+                parsed(source)
+            except SystemError as error:
+                failed.append(error)
+
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(50)
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collected)
+    assert failed == []
