@@ -106,6 +106,8 @@ def test_credentials_of_the_shell_reach_no_output_and_no_file(fresh):
     canaries |= {"HTTPS_PROXY": f"http://user:{CANARY}@127.0.0.1:9", "HF_ENDPOINT": f"http://user:{CANARY}@127.0.0.1:9"}
     fresh.environment = fresh.environment | canaries
     fresh.edit("source: {kind: synthetic}", "source: {kind: hub, repository: org/data}")
+    for rows in (400, 80, 60):  # how many to write
+        fresh.edit(f"    rows: {rows}\n", "")
     for command in (("--dry-run",), ("results/short/data/source/record.json",)):
         done = fresh.run("snakemake", *command, check=False)
         assert CANARY not in done.stdout
