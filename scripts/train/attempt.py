@@ -7,7 +7,7 @@ each attempt in the training's folder, and publish the last step.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -206,6 +206,13 @@ def say_trained(stage: Stage, step: int) -> None:
     """Print that a stage is trained already, and how it is trained again."""
     trained = f"{stage.name}: step {step} of identity {stage.identity} is already trained"
     print(f"{trained}; publishing it (--config again={stage.trained_paths.name} trains it again)", flush=True)
+
+
+def read_again(stage: Stage, training: TrainingFolder) -> Stage:
+    """Return a stage whose files are read again; UserError where the training is no longer the stage's."""
+    now = replace(stage)
+    now.refuse_change(stage, training)
+    return now
 
 
 def publish_stage(stage: Stage, published: Checkpoint, more: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from scripts.train.attempt import (
     Nodes,
     attempt_of,
     publish_stage,
+    read_again,
     refuse_contradictions,
     refuse_missing_starts,
     say_published,
@@ -53,14 +54,12 @@ def merge_stage(stage: Stage, attempt: Attempt) -> int:
             refuse_missing_starts(stage)
             if waits_for_nodes(stage, training, attempt, step=0):
                 return UNFINISHED
-            with pushed_beside(
-                attempt.pushes, training, stage.name, partial(seconds_to_push, stage, training, attempt)
-            ):
+            seconds_left = partial(seconds_to_push, stage, training, attempt)
+            with pushed_beside(attempt.pushes, training, stage.name, seconds_left):
                 merged = _merge(stage, training, attempt)
         # The stage's files may have changed since they were read.
         if is_merged_here or has_fetched:
-            before, stage = stage, replace(stage)
-            stage.refuse_change(before, training)
+            stage = read_again(stage, training)
         record = publish_stage(stage, merged, {})
     say_published(stage, training, record)
     return 0

@@ -34,6 +34,7 @@ from scripts.train.attempt import (
     Nodes,
     attempt_of,
     publish_stage,
+    read_again,
     refuse_contradictions,
     refuse_missing_starts,
     say_published,
@@ -67,8 +68,7 @@ def train_stage(stage: Stage, attempt: Attempt, stop: StopRequest) -> int:
                 return UNFINISHED
         # Days may have gone by since the stage's files were read.
         if has_trained or has_fetched:
-            before, stage = stage, replace(stage)
-            stage.refuse_change(before, training)
+            stage = read_again(stage, training)
         published, selected = _published(stage, training.read_again(), newest)
         record = publish_stage(stage, published, selected)
     say_published(stage, training, record)
